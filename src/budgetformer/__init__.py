@@ -1,0 +1,41 @@
+"""budgetformer: text classifiers whose Transformer computes only the attention heads that each input needs.
+
+Names are loaded when first used, so that importing the package is fast and changes nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "Allocation": "budgetformer.nn.allocation",
+    "BudgetFormerConfig": "budgetformer.modeling",
+    "BudgetFormerError": "budgetformer.errors",
+    "BudgetFormerForSequenceClassification": "budgetformer.modeling",
+    "BudgetFormerOutput": "budgetformer.modeling",
+    "Dial": "budgetformer.nn.allocation",
+    "ProgressCallback": "budgetformer.modeling",
+}
+__all__ = [*_HOMES, "__version__"]
+
+if TYPE_CHECKING:
+    from budgetformer.errors import BudgetFormerError as BudgetFormerError
+    from budgetformer.modeling import BudgetFormerConfig as BudgetFormerConfig
+    from budgetformer.modeling import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
+    from budgetformer.modeling import BudgetFormerOutput as BudgetFormerOutput
+    from budgetformer.modeling import ProgressCallback as ProgressCallback
+    from budgetformer.nn.allocation import Allocation as Allocation
+    from budgetformer.nn.allocation import Dial as Dial
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'budgetformer' has no attribute {name!r}")
+    return getattr(import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

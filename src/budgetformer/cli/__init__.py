@@ -1,0 +1,42 @@
+"""The command line: one thin file a verb; heavy imports happen inside the verb."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from budgetformer import __version__
+from budgetformer.errors import BudgetFormerError
+
+app = typer.Typer(
+    name="budgetformer",
+    help="Train and serve text classifiers whose Transformer computes only the attention heads each input needs.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback(invoke_without_command=True)
+def _root(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
+    if version:
+        print(__version__)
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line; a user's error becomes one line on stderr and its own exit code."""
+    try:
+        app()
+    except BudgetFormerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+
+
+# Verbs register themselves on `app`.
+from budgetformer.cli import cost as _cost  # noqa: E402, F401

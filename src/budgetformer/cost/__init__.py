@@ -1,0 +1,1 @@
+"""What a model costs: counted, timed, measured or modelled, and each said to be what it is."""

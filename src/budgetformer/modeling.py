@@ -1,0 +1,418 @@
+"""Hugging Face's surface: BudgetFormerConfig and BudgetFormerForSequenceClassification.
+
+Importing this module registers both with AutoConfig and AutoModelForSequenceClassification.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, TypeVar, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    PreTrainedConfig,
+    PreTrainedModel,
+    TrainerCallback,
+)
+from transformers.utils.generic import ModelOutput
+
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.nn.allocation import (
+    AllHeads,
+    Allocation,
+    Dial,
+    FixedBudget,
+    HeadAllocator,
+    LearnedHeads,
+    RandomHeads,
+    Selection,
+    StaticHeads,
+    pool,
+)
+from budgetformer.nn.encoder import BudgetedEncoder, Embedding, padding_mask, sinusoids
+from budgetformer.nn.exploration import Exploration
+from budgetformer.nn.objective import Objective, Task, allocation_losses, task_loss
+
+Part = TypeVar("Part", Exploration, Selection, Objective)
+
+# Keys that transformers itself writes into, or reads from, any model's config.
+_FOREIGN_KEYS = frozenset(
+    "num_labels name_or_path attn_implementation experts_implementation output_attentions torch_dtype model_type "  # noqa: SIM905
+    "per_layer_config bos_token_id eos_token_id sep_token_id cls_token_id task_specific_params use_cache "
+    "quantization_config tie_word_embeddings".split()
+)
+_ALLOCATORS = ("learned", "all", "fixed", "random", "static")
+_SHAPES = {
+    "tiny": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 128,
+        "attention_dropout": 0.0,
+    },
+    "small": {
+        "hidden_size": 128,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "max_position_embeddings": 512,
+        "attention_dropout": 0.0,
+    },
+    "paper": {},
+}
+
+
+class BudgetFormerConfig(PreTrainedConfig):
+    """The shape of a BudgetFormer, how it allocates heads, and what it minimises.
+
+    The defaults are the paper's. `allocator` is `learned` (the paper), `all` (the standard Transformer), `fixed`
+    (with `fixed_budget`), `random` or `static`. `training_progress` is the t/T at which the weights were saved: it
+    sets the temperature of the gates at evaluation. Unknown keys are errors.
+    """
+
+    model_type: ClassVar[str] = "budgetformer"
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["loss_parts", "allocations", "attentions"]
+
+    vocab_size: int = 30522
+    hidden_size: int = 768
+    num_hidden_layers: int = 4
+    num_attention_heads: int = 8
+    intermediate_size: int = 3072
+    hidden_act: Literal["relu", "gelu"] = "relu"
+    max_position_embeddings: int = 512
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    scale_embeddings: bool = False
+    pooling: Literal["mean", "first"] = "mean"
+    pad_token_id: int | None = 0
+
+    allocator: Literal["learned", "all", "fixed", "random", "static"] = "learned"
+    fixed_budget: float | None = None
+    training_progress: float = 0.0
+
+    min_heads: int = Selection.min_heads
+    rounding: Literal["floor", "round", "ceil"] = Selection.rounding
+    renormalize: bool = Selection.renormalize
+    topk_from: float | None = Selection.topk_from
+    pool_padding: bool = Selection.pool_padding
+
+    tau_max: float = Exploration.tau_max
+    tau_min: float = Exploration.tau_min
+    gamma: float = Exploration.gamma
+    sigma_max: float = Exploration.sigma_max
+    beta_max: float = Exploration.beta_max
+
+    s_min: float = Objective.s_min
+    s_max: float = Objective.s_max
+    alpha_base: float = Objective.alpha_base
+    alpha_max: float = Objective.alpha_max
+    entropy: Literal["intended", "printed", "off"] = Objective.entropy
+    cost_weight: float = Objective.cost_weight
+    target_budget: float | Sequence[float] | None = Objective.target_budget
+    target_weight: float = Objective.target_weight
+    label_smoothing: float = 0.0
+    class_weights: list[float] | None = None
+
+    def __post_init__(self, **kwargs: Any) -> None:
+        known = {f.name for f in fields(self)}
+        for key in kwargs:
+            if key not in _FOREIGN_KEYS and not key.startswith("_"):
+                near = difflib.get_close_matches(key, known, n=1)
+                hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+                raise UsageError(f"config key {key!r} is not known: {hint}")
+        super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        self._check()
+
+    def _check(self) -> None:
+        for name in ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size",
+                     "max_position_embeddings"):  # fmt: skip
+            value = getattr(self, name)
+            if not isinstance(value, int) or value < 1:
+                raise UsageError(f"{name}={value!r}: give a whole number of at least 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise UsageError(
+                f"hidden_size={self.hidden_size} is not divisible by num_attention_heads="
+                f"{self.num_attention_heads}: choose a number of heads that divides it"
+            )
+        for name in ("dropout", "attention_dropout", "label_smoothing"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: give a number in [0, 1)")
+        if self.pooling not in ("mean", "first"):
+            raise UsageError(f"pooling={self.pooling!r}: give mean or first")
+        if self.hidden_act not in ("relu", "gelu"):
+            raise UsageError(f"hidden_act={self.hidden_act!r}: give relu or gelu")
+        if not 0 <= self.training_progress <= 1:
+            raise UsageError(f"training_progress={self.training_progress}: it is t/T, give a number in [0, 1]")
+        if self.allocator not in _ALLOCATORS:
+            raise UsageError(f"allocator={self.allocator!r}: give one of {', '.join(_ALLOCATORS)}")
+        if (self.allocator == "fixed") != (self.fixed_budget is not None):
+            raise UsageError(
+                f"allocator={self.allocator!r} with fixed_budget={self.fixed_budget}: they go together, "
+                "fixed_budget is the s of the allocator 'fixed'"
+            )
+        if self.class_weights is not None and len(self.class_weights) != self.num_labels:
+            raise UsageError(f"class_weights has {len(self.class_weights)} values for {self.num_labels} labels")
+        self.part(Exploration), self.part(Selection)
+        self.part(Objective).targets(self.num_hidden_layers)
+
+    def part(self, kind: type[Part]) -> Part:
+        """The options of one part of the method, as that part's own dataclass."""
+        return kind(**{f.name: getattr(self, f.name) for f in fields(kind)})
+
+    @property
+    def labels(self) -> int:
+        """The number of outputs: `num_labels`, which is always set here."""
+        return cast("int", self.num_labels)
+
+    @property
+    def task(self) -> Task:
+        """The problem type; where none was set, one label means regression and several mean a single choice."""
+        if self.problem_type is not None:
+            return self.problem_type
+        return "regression" if self.num_labels == 1 else "single_label_classification"
+
+    @classmethod
+    def preset(cls, name: str, **overrides: Any) -> BudgetFormerConfig:
+        """A named shape (`tiny`, `small` or `paper`) with changes."""
+        if name not in _SHAPES:
+            raise UsageError(f"preset {name!r} is not known: give one of {', '.join(_SHAPES)}")
+        return cls(**{**_SHAPES[name], **overrides})
+
+    @classmethod
+    def paper(cls, num_labels: int, **overrides: Any) -> BudgetFormerConfig:
+        """The paper's model: 4 layers of 8 heads, width 768, BERT's uncased vocabulary."""
+        return cls.preset("paper", num_labels=num_labels, **overrides)
+
+
+def make_allocator(config: BudgetFormerConfig) -> HeadAllocator:
+    """A new allocator for one layer, as the config asks."""
+    width, heads = config.hidden_size, config.num_attention_heads
+    gates = config.part(Exploration), config.part(Selection)
+    match config.allocator:
+        case "all":
+            return AllHeads(heads)
+        case "fixed":
+            assert config.fixed_budget is not None
+            return FixedBudget(width, heads, *gates, config.fixed_budget)
+        case "random":
+            return RandomHeads(width, heads, *gates)
+        case "static":
+            return StaticHeads(heads, *gates)
+        case _:
+            return LearnedHeads(width, heads, *gates)
+
+
+@dataclass
+class BudgetFormerOutput(ModelOutput):
+    """Logits and everything that happened on the way.
+
+    `loss_parts` holds each part of `loss` by name; `allocations` has one Allocation a layer; `attentions` maps a
+    layer to the attention maps that were asked for.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    loss_parts: dict[str, Tensor] | None = None
+    allocations: tuple[Allocation, ...] | None = None
+    attentions: dict[int, Tensor] | None = None
+
+
+class BudgetFormerForSequenceClassification(PreTrainedModel):
+    """A Transformer encoder with head budgets, mean pooling and one linear classifier."""
+
+    config_class = BudgetFormerConfig
+    base_model_prefix = "encoder"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _supports_sdpa = True
+    _keep_in_fp32_modules_strict = ["allocator"]  # noqa: RUF012
+    _no_split_modules = ["Block"]  # noqa: RUF012
+
+    def __init__(self, config: BudgetFormerConfig) -> None:
+        super().__init__(config)
+        self.encoder = BudgetedEncoder(
+            [make_allocator(config) for _ in range(config.num_hidden_layers)],
+            vocab=config.vocab_size,
+            width=config.hidden_size,
+            inner=config.intermediate_size,
+            positions=config.max_position_embeddings,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            activation=config.hidden_act,
+            scale_embeddings=config.scale_embeddings,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.labels)
+        self.exploration = config.part(Exploration)
+        self.objective = config.part(Objective)
+        self.post_init()  # type: ignore[no-untyped-call]
+
+    def _init_weights(self, module: nn.Module) -> None:
+        init = _initializers()
+        if isinstance(module, nn.Linear):
+            init.xavier_uniform_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            std = 1.0 / math.sqrt(module.embedding_dim) if self.config.scale_embeddings else 1.0
+            init.normal_(module.weight, std=std)
+        elif isinstance(module, nn.LayerNorm):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, StaticHeads):
+            init.zeros_(module.budget_logit)
+            init.zeros_(module.score)
+        elif isinstance(module, Embedding):
+            init.copy_(module.positions, sinusoids(*module.positions.shape))
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.embedding.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.encoder.embedding.tokens = cast("nn.Embedding", value)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        *,
+        progress: float | None = None,
+        budget: str | Dial | None = None,
+        attention_heads: Mapping[int, Sequence[int]] | None = None,
+        output_attentions: bool | None = None,
+        return_dict: bool | None = None,
+        token_type_ids: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BudgetFormerOutput | tuple[Any, ...]:
+        """Classify a batch.
+
+        `progress` is t/T (default: the progress stored in the config). `budget` is the dial, heeded at evaluation
+        only. `attention_heads` names, by layer, the heads whose attention maps are wanted; `output_attentions`
+        asks for all. The architecture has no segment embedding: `token_type_ids` is accepted and not used.
+        """
+        mask_BN = padding_mask(attention_mask)
+        self._check_ids(input_ids)
+        progress = self.config.training_progress if progress is None else float(progress)
+        if not 0 <= progress <= 1:
+            raise UsageError(f"progress={progress}: it is t/T, give a number in [0, 1]")
+        if output_attentions:
+            attention_heads = {
+                layer: range(self.config.num_attention_heads) for layer in range(self.config.num_hidden_layers)
+            }
+        hidden_BND, allocations, maps = self.encoder(input_ids, mask_BN, progress, Dial.parse(budget), attention_heads)
+        pooled_BD = pool(hidden_BND, mask_BN) if self.config.pooling == "mean" else hidden_BND[:, 0]
+        logits = self.classifier(self.dropout(pooled_BD).to(self.classifier.weight.dtype))
+        loss, parts = None, None
+        if labels is not None:
+            parts = self.losses(logits, labels, allocations, progress)
+            loss = torch.stack(tuple(parts.values())).sum()
+        output = BudgetFormerOutput(loss, logits, parts, allocations, maps or None)
+        return output if return_dict is None or return_dict else output.to_tuple()
+
+    def losses(
+        self, logits: Tensor, labels: Tensor, allocations: Sequence[Allocation], progress: float
+    ) -> dict[str, Tensor]:
+        """Every part of the objective by name; their sum is the loss."""
+        self._check_labels(labels)
+        weights = self.config.class_weights
+        task = task_loss(
+            logits,
+            labels,
+            self.config.task,
+            class_weights=None if weights is None else logits.new_tensor(weights, dtype=torch.float32),
+            label_smoothing=self.config.label_smoothing,
+        )
+        beta = self.exploration.entropy_weight(progress)
+        return {"task": task, **allocation_losses(allocations, self.objective, beta)}
+
+    def _check_ids(self, ids: Tensor) -> None:
+        if ids.dim() != 2 or ids.numel() == 0:
+            raise UsageError(f"input_ids has shape {tuple(ids.shape)}: give (batch, tokens), both at least 1")
+        low, high = ids.aminmax()
+        if int(low) < 0 or int(high) >= self.config.vocab_size:
+            wrong = int(high) if int(low) >= 0 else int(low)
+            raise UsageError(
+                f"input_ids contains {wrong}, outside the vocabulary of {self.config.vocab_size}: "
+                "use the tokenizer that the model was trained with"
+            )
+
+    def _check_labels(self, labels: Tensor) -> None:
+        n, task = self.config.labels, self.config.task
+        if task == "single_label_classification":
+            low, high = labels.aminmax()
+            if labels.is_floating_point() or int(low) < 0 or int(high) >= n:
+                raise UsageError(
+                    f"labels hold values from {low.item()} to {high.item()}, but the model has num_labels={n}: give "
+                    f"whole numbers from 0 to {n - 1}, or set num_labels or problem_type"
+                )
+        elif task == "multi_label_classification" and labels.shape[-1] != n:
+            raise UsageError(f"labels have shape {tuple(labels.shape)}: give one 0 or 1 for each of {n} labels")
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
+        """Load from a directory or the hub; safetensors only, and a damaged file is named."""
+        if kwargs.get("use_safetensors") is False:
+            raise ModelError("use_safetensors=False: pickled weights can run code and are never loaded")
+        folder = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path else None
+        if folder is not None and folder.is_dir():
+            check_weights(folder / kwargs.get("subfolder", ""))
+        try:
+            model: Self = super().from_pretrained(
+                pretrained_model_name_or_path, *args, **{**kwargs, "use_safetensors": True}
+            )
+        except SafetensorError as error:
+            raise ModelError(f"{pretrained_model_name_or_path}: the weights cannot be read ({error})") from error
+        for parameter in model.parameters():  # the mapped file is not aligned, which changes the last bits of a GEMM
+            parameter.data = parameter.data.clone()
+        return model
+
+
+def check_weights(folder: Path) -> None:
+    """Refuse a model folder whose weights are missing, pickled, cut short or corrupt."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickled = next((f for ending in ("*.bin", "*.pt", "*.pth", "*.pkl") for f in folder.glob(ending)), None)
+        if pickled:
+            raise ModelError(
+                f"{pickled} is a pickle file, which can run code and is never loaded: convert it to "
+                "model.safetensors on a machine that you can afford to lose"
+            )
+        raise ModelError(f"{folder} has no model.safetensors: give the directory of a saved model")
+    for file in files:
+        try:
+            with safe_open(file, framework="pt") as tensors:
+                tensors.keys()
+        except (SafetensorError, OSError) as error:
+            raise ModelError(
+                f"{file} is not a readable safetensors file ({error}): it is corrupt or was cut short; copy or save "
+                "it again"
+            ) from error
+
+
+class ProgressCallback(TrainerCallback):
+    """Tells a model under `transformers.Trainer` how far it is; without it the gates stay at their first progress."""
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["model"].config.training_progress = min(1.0, state.global_step / max(1, state.max_steps))
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        kwargs["model"].config.training_progress = min(1.0, state.global_step / max(1, state.max_steps))
+
+
+def _initializers() -> Any:
+    from transformers import initialization  # guards against overwriting weights that were just loaded
+
+    return initialization
+
+
+AutoConfig.register(BudgetFormerConfig.model_type, BudgetFormerConfig)
+AutoModelForSequenceClassification.register(BudgetFormerConfig, BudgetFormerForSequenceClassification)

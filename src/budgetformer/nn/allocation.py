@@ -1,0 +1,288 @@
+"""Which heads an input gets: pooled input -> Allocation (budget s, relevance p, weights w, active heads).
+
+Shapes: B samples, N tokens, D model width, H heads. `mask` is padding: True on real tokens.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from budgetformer.errors import UsageError
+from budgetformer.nn.exploration import Exploration
+
+# A dial of 0.7 over 10 heads means 7 of them, although 0.7 * 10 may round to 6.999...
+_ROUNDING_SLACK = 1e-6
+_DIAL_HELP = "learned, full, fixed:X, max:X (X in [0, 1]), or the paper's ablations override:X and random"
+
+
+class Allocation(NamedTuple):
+    """What one layer decided for every sample of a batch.
+
+    `heads` is the number of heads that top-k keeps; `active` marks those that were evaluated, which is all of
+    them where top-k is not applied (soft training). `weights` multiplies each head's output and is zero on
+    inactive heads; None means that heads are not weighted at all.
+    """
+
+    budget: Tensor  # s, (B,) fp32
+    relevance: Tensor  # p, (B, H) fp32
+    heads: Tensor  # k, (B,) int64
+    active: Tensor  # (B, H) bool
+    weights: Tensor | None  # w, (B, H) fp32
+
+
+@dataclass(frozen=True)
+class Dial:
+    """How many heads run at inference: a choice made after training.
+
+    `learned`, `full`, `fixed` and `max` set the number of heads and never the weights. `override` (s replaced
+    inside w and k) and `random` (scores replaced by noise) are the paper's ablations.
+    """
+
+    mode: Literal["learned", "full", "fixed", "max", "override", "random"] = "learned"
+    value: float | None = None
+
+    @classmethod
+    def parse(cls, text: str | Dial | None) -> Dial:
+        """Read `learned`, `full`, `fixed:0.25`, `max:0.5`, `override:0.5` or `random`."""
+        if text is None:
+            return cls()
+        if isinstance(text, Dial):
+            return text
+        mode, colon, number = text.partition(":")
+        if (mode in ("learned", "full", "random") and colon) or (mode in ("fixed", "max", "override") and not colon):
+            raise UsageError(f"budget {text!r} is not known: give {_DIAL_HELP}")
+        try:
+            return cls(mode, float(number) if colon else None)  # type: ignore[arg-type]
+        except ValueError as error:
+            if isinstance(error, UsageError):
+                raise
+            raise UsageError(f"budget {text!r}: {number!r} is not a number; give {_DIAL_HELP}") from None
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("learned", "full", "fixed", "max", "override", "random"):
+            raise UsageError(f"budget {self.mode!r} is not known: give {_DIAL_HELP}")
+        if self.value is not None and not 0 <= self.value <= 1:
+            raise UsageError(f"budget {self}: {self.value} is outside [0, 1]; it is the fraction of heads that run")
+
+    def __str__(self) -> str:
+        return self.mode if self.value is None else f"{self.mode}:{self.value:g}"
+
+
+@dataclass(frozen=True)
+class Selection:
+    """How a budget becomes a set of weighted heads."""
+
+    min_heads: int = 1  # 0 lets an input skip a layer's attention altogether
+    rounding: Literal["floor", "round", "ceil"] = "floor"
+    renormalize: bool = False  # spread the dropped heads' weight over the kept ones
+    topk_from: float | None = None  # progress from which training keeps only the top k; None: never
+    pool_padding: bool = False  # mean over all N positions, as the paper prints it
+
+    def __post_init__(self) -> None:
+        if self.min_heads < 0:
+            raise UsageError(f"min_heads={self.min_heads}: give 0 (attention may be skipped) or more")
+        if self.rounding not in ("floor", "round", "ceil"):
+            raise UsageError(f"rounding={self.rounding!r}: give floor, round or ceil")
+        if self.topk_from is not None and not 0 <= self.topk_from <= 1:
+            raise UsageError(f"topk_from={self.topk_from}: give a progress in [0, 1], or none for never")
+
+    def count(self, budget: Tensor, num_heads: int) -> Tensor:
+        """k = max(min_heads, floor(s H)), at most H."""
+        round_ = {"floor": torch.floor, "round": torch.round, "ceil": torch.ceil}[self.rounding]
+        return round_(budget * num_heads).long().clamp(min(self.min_heads, num_heads), num_heads)
+
+    def dialled(self, heads: Tensor, dial: Dial, num_heads: int) -> Tensor:
+        """The number of heads that `dial` makes of the learned number."""
+        if dial.mode == "full":
+            return torch.full_like(heads, num_heads)
+        if dial.mode in ("fixed", "max"):
+            assert dial.value is not None
+            ceiling = max(min(self.min_heads, num_heads), int(dial.value * num_heads + _ROUNDING_SLACK))
+            return heads.clamp(max=ceiling) if dial.mode == "max" else torch.full_like(heads, ceiling)
+        return heads
+
+
+def top_k(relevance: Tensor, heads: Tensor) -> Tensor:
+    """Mark the k most relevant heads of each sample; of equals, the lower index wins. (B, H), (B,) -> (B, H) bool."""
+    order = relevance.sort(dim=-1, descending=True, stable=True).indices
+    ranks = torch.arange(relevance.shape[-1], device=relevance.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, ranks) < heads[:, None]
+
+
+def pool(x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """The mean over real tokens, in fp32; over all of them where there is no mask. (B, N, D) -> (B, D)."""
+    if mask_BN is None:
+        return x_BND.mean(dim=1, dtype=torch.float32)
+    share_BN = mask_BN.float() / mask_BN.sum(dim=1, keepdim=True)
+    return torch.bmm(share_BN[:, None], x_BND.float()).squeeze(1)
+
+
+def allocate(
+    budget: Tensor, relevance: Tensor, selection: Selection, *, keep_top: bool, dial: Dial | None = None
+) -> Allocation:
+    """Turn s and p into weights and active heads: w = s H p, masked to the top k where `keep_top`."""
+    H = relevance.shape[-1]
+    heads = selection.dialled(selection.count(budget, H), dial or Dial(), H)
+    weights = budget[:, None] * H * relevance
+    if not keep_top:
+        return Allocation(budget, relevance, heads, torch.ones_like(relevance, dtype=torch.bool), weights)
+    active = top_k(relevance, heads)
+    if selection.renormalize:
+        kept = (relevance * active).sum(dim=-1, keepdim=True)
+        weights = weights / torch.where(active.any(dim=-1, keepdim=True), kept, torch.ones_like(kept))
+    return Allocation(budget, relevance, heads, active, weights * active)
+
+
+class HeadAllocator(nn.Module, ABC):
+    """Decides from a layer's input which heads each sample gets. Computes in fp32 whatever the precision."""
+
+    def __init__(self, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+
+    @abstractmethod
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
+        """Allocate heads at this progress; `dial` counts at evaluation only."""
+
+
+class AllHeads(HeadAllocator):
+    """The standard Transformer: every head, unweighted, no parameters. The dial has nothing to turn."""
+
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
+        B, H = x_BND.shape[0], self.num_heads
+        ones = torch.ones(B, H, device=x_BND.device)
+        return Allocation(
+            budget=ones[:, 0],
+            relevance=ones / H,
+            heads=torch.full((B,), H, device=x_BND.device),
+            active=ones.bool(),
+            weights=None,
+        )
+
+
+class GatedHeads(HeadAllocator):
+    """An allocator with a budget and scores, of which subclasses say where they come from."""
+
+    def __init__(self, num_heads: int, exploration: Exploration, selection: Selection) -> None:
+        super().__init__(num_heads)
+        self.exploration = exploration
+        self.selection = selection
+        if selection.min_heads > num_heads:
+            raise UsageError(f"min_heads={selection.min_heads} exceeds the {num_heads} heads of a layer: lower it")
+
+    @abstractmethod
+    def budget(self, pooled_BD: Tensor) -> Tensor:
+        """s in [0, 1] for each sample. (B, D) -> (B,)."""
+
+    @abstractmethod
+    def scores(self, pooled_BD: Tensor) -> Tensor:
+        """The heads' scores z before noise. (B, D) -> (B, H)."""
+
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
+        dial = Dial() if self.training or dial is None else dial
+        with torch.autocast(x_BND.device.type, enabled=False):
+            pooled_BD = pool(x_BND, None if self.selection.pool_padding else mask_BN)
+            budget = self.budget(pooled_BD)
+            scores = self.scores(pooled_BD)
+            if dial.mode == "override":
+                budget = torch.full_like(budget, dial.value or 0.0)
+            if dial.mode == "random":
+                scores = torch.randn_like(scores)
+            if self.training:
+                scores = scores + torch.randn_like(scores) * self.exploration.noise(progress)
+            relevance = F.softmax(scores / self.exploration.temperature(progress), dim=-1)
+            topk_from = self.selection.topk_from
+            keep_top = not self.training or (topk_from is not None and progress >= topk_from)
+            return allocate(budget, relevance, self.selection, keep_top=keep_top, dial=dial)
+
+
+class _Linear32(nn.Linear):
+    """A Linear that computes in fp32 even where the model was cast to a lower precision."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(input.float(), self.weight.float(), bias)
+
+
+class BudgetNet(nn.Sequential):
+    """f: Linear(D, D), ReLU, Linear(D, 1); s = sigmoid(f(h))."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__(_Linear32(width, width), nn.ReLU(), _Linear32(width, 1))
+
+    def forward(self, input: Tensor) -> Tensor:
+        out: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
+        return out.squeeze(-1).sigmoid()
+
+
+class LearnedHeads(GatedHeads):
+    """The paper's allocator: a budget net f and a head scorer g, both of the pooled input."""
+
+    def __init__(self, width: int, num_heads: int, exploration: Exploration, selection: Selection) -> None:
+        super().__init__(num_heads, exploration, selection)
+        self.budget_net = BudgetNet(width)
+        self.scorer = _Linear32(width, num_heads)
+
+    def budget(self, pooled_BD: Tensor) -> Tensor:
+        out: Tensor = self.budget_net(pooled_BD)
+        return out
+
+    def scores(self, pooled_BD: Tensor) -> Tensor:
+        out: Tensor = self.scorer(pooled_BD)
+        return out
+
+
+class FixedBudget(GatedHeads):
+    """The first ablation, trained so: s is a constant, the scorer g is learned."""
+
+    def __init__(
+        self, width: int, num_heads: int, exploration: Exploration, selection: Selection, fixed_budget: float
+    ) -> None:
+        super().__init__(num_heads, exploration, selection)
+        if not 0 <= fixed_budget <= 1:
+            raise UsageError(f"fixed_budget={fixed_budget}: give the fraction of heads, in [0, 1]")
+        self.fixed_budget = fixed_budget
+        self.scorer = _Linear32(width, num_heads)
+
+    def budget(self, pooled_BD: Tensor) -> Tensor:
+        return pooled_BD.new_full((pooled_BD.shape[0],), self.fixed_budget)
+
+    def scores(self, pooled_BD: Tensor) -> Tensor:
+        out: Tensor = self.scorer(pooled_BD)
+        return out
+
+
+class RandomHeads(GatedHeads):
+    """The second ablation, trained so: f is learned, the scores are drawn anew from N(0, 1) at every call."""
+
+    def __init__(self, width: int, num_heads: int, exploration: Exploration, selection: Selection) -> None:
+        super().__init__(num_heads, exploration, selection)
+        self.budget_net = BudgetNet(width)
+
+    def budget(self, pooled_BD: Tensor) -> Tensor:
+        out: Tensor = self.budget_net(pooled_BD)
+        return out
+
+    def scores(self, pooled_BD: Tensor) -> Tensor:
+        return torch.randn(pooled_BD.shape[0], self.num_heads, device=pooled_BD.device)
+
+
+class StaticHeads(GatedHeads):
+    """The control that the paper lacks: one learned s and one learned p a layer, whatever the input."""
+
+    def __init__(self, num_heads: int, exploration: Exploration, selection: Selection) -> None:
+        super().__init__(num_heads, exploration, selection)
+        self.budget_logit = nn.Parameter(torch.zeros(()))
+        self.score = nn.Parameter(torch.zeros(num_heads))
+
+    def budget(self, pooled_BD: Tensor) -> Tensor:
+        return self.budget_logit.float().sigmoid().expand(pooled_BD.shape[0])
+
+    def scores(self, pooled_BD: Tensor) -> Tensor:
+        return self.score.float().expand(pooled_BD.shape[0], -1)

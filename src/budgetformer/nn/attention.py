@@ -1,0 +1,72 @@
+"""Multi-head attention with a budget: the definition (every head, weighted).
+
+Shapes: B samples, N tokens, D model width, H heads, d = D / H. `mask` is padding: True on real tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from budgetformer.errors import UsageError
+from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
+
+
+def attend(q_BHNd: Tensor, k_BHNd: Tensor, v_BHNd: Tensor, mask_BN: Tensor | None, dropout: float = 0.0) -> Tensor:
+    """Softmax(Q K^T / sqrt(d)) V for every head; padding is not attended to. -> (B, H, N, d)."""
+    mask = None if mask_BN is None else mask_BN[:, None, None, :]
+    return F.scaled_dot_product_attention(q_BHNd, k_BHNd, v_BHNd, attn_mask=mask, dropout_p=dropout)
+
+
+class BudgetedAttention(nn.Module):
+    """Self-attention whose heads are allocated for each sample by `allocator`."""
+
+    def __init__(self, width: int, allocator: HeadAllocator, dropout: float = 0.0) -> None:
+        super().__init__()
+        heads = allocator.num_heads
+        if heads < 1 or width % heads:
+            raise UsageError(
+                f"hidden_size={width} is not divisible by num_attention_heads={heads}: every head has the same "
+                "width, so choose a number of heads that divides it"
+            )
+        self.num_heads = heads
+        self.dropout = dropout
+        self.allocator = allocator
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(
+        self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None
+    ) -> tuple[Tensor, Allocation]:
+        """Allocate heads, evaluate them and project back. -> (B, N, D) and what was allocated."""
+        allocation = self.allocator(x_BND, mask_BN, progress, dial)
+        return self.evaluate(x_BND, mask_BN, allocation), allocation
+
+    def evaluate(self, x_BND: Tensor, mask_BN: Tensor | None, allocation: Allocation) -> Tensor:
+        """The definition: all heads are computed, then multiplied by their weights. -> (B, N, D)."""
+        B, N, D = x_BND.shape
+        q, k, v = self.qkv(x_BND).view(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        y_BHNd = attend(q, k, v, mask_BN, self.dropout if self.training else 0.0)
+        if allocation.weights is not None:
+            y_BHNd = y_BHNd * allocation.weights[:, :, None, None].to(y_BHNd.dtype)
+        out: Tensor = self.out(y_BHNd.transpose(1, 2).reshape(B, N, D))
+        return out
+
+    def maps(self, x_BND: Tensor, mask_BN: Tensor | None, heads: Sequence[int]) -> Tensor:
+        """The attention maps of the given heads alone, recomputed. -> (B, len(heads), N, N)."""
+        B, N, D = x_BND.shape
+        d = D // self.num_heads
+        if wrong := [h for h in heads if not 0 <= h < self.num_heads]:
+            raise UsageError(f"attention head {wrong[0]} does not exist: heads are 0 to {self.num_heads - 1}")
+        rows = torch.cat([torch.arange(h * d, (h + 1) * d, device=x_BND.device) for h in heads])
+        q, k = (
+            F.linear(x_BND, self.qkv.weight[part + rows], self.qkv.bias[part + rows]).view(B, N, len(heads), d)
+            for part in (0, D)
+        )
+        scores: Tensor = torch.einsum("bnhd,bmhd->bhnm", q, k) / d**0.5
+        if mask_BN is not None:
+            scores = scores.masked_fill(~mask_BN[:, None, None, :], float("-inf"))
+        return scores.softmax(dim=-1)

@@ -1,0 +1,16 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+from hypothesis import settings
+
+os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for the network
+settings.register_profile("default", deadline=None, max_examples=40, derandomize=True)
+settings.load_profile("default")
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    torch.manual_seed(0)

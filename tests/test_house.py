@@ -1,0 +1,133 @@
+"""The house rules: import direction, public names, and an import that changes nothing."""
+
+from __future__ import annotations
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import budgetformer
+
+SOURCE = Path(budgetformer.__file__).parent
+
+# A room may import itself and what stands below it. Third-party packages only where listed, at module level.
+FLOORS = [
+    {"errors"},
+    {"nn"},
+    {"cost"},
+    {"data"},
+    {"modeling"},
+    {"evaluation"},
+    {"training"},
+    {"report"},
+    {"cli"},
+]
+RANK = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
+EXTERNAL = {
+    "errors": set(),
+    "nn": {"torch"},
+    "cost": set(),
+    "data": {"numpy"},
+    "cli": {"typer"},
+}
+
+
+def room(file: Path) -> str:
+    relative = file.relative_to(SOURCE)
+    return relative.parts[0].removesuffix(".py")
+
+
+def imports(file: Path, *, module_level: bool) -> set[str]:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    nodes = tree.body if module_level else list(ast.walk(tree))
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_imports_point_downwards() -> None:
+    wrong = []
+    for file in SOURCE.rglob("*.py"):
+        here = room(file)
+        if here == "__init__":
+            continue
+        for name in imports(file, module_level=False):
+            parts = name.split(".")
+            if parts[0] == "budgetformer" and parts[1] in RANK and RANK[parts[1]] >= RANK[here] and parts[1] != here:
+                wrong.append(f"{file.relative_to(SOURCE)} imports {name}")
+    assert wrong == []
+
+
+def test_every_file_stands_in_a_known_room() -> None:
+    rooms = {room(f) for f in SOURCE.rglob("*.py")} - {"__init__"}
+    assert rooms <= set(RANK)
+
+
+def test_rooms_import_only_the_packages_they_are_allowed() -> None:
+    wrong = []
+    for file in SOURCE.rglob("*.py"):
+        allowed = EXTERNAL.get(room(file))
+        if allowed is None:
+            continue
+        packages = {name.split(".")[0] for name in imports(file, module_level=True)}
+        wrong += [
+            f"{file.relative_to(SOURCE)} imports {p}"
+            for p in packages - allowed - set(sys.stdlib_module_names) - {"budgetformer"}
+        ]
+    assert wrong == []
+
+
+def test_the_public_names_are_these() -> None:
+    assert sorted(budgetformer.__all__) == [
+        "Allocation",
+        "BudgetFormerConfig",
+        "BudgetFormerError",
+        "BudgetFormerForSequenceClassification",
+        "BudgetFormerOutput",
+        "Dial",
+        "ProgressCallback",
+        "__version__",
+    ]
+    for name in budgetformer.__all__:
+        assert getattr(budgetformer, name).__doc__
+    assert set(dir(budgetformer)) == set(budgetformer.__all__)
+
+
+def in_fresh_python(code: str) -> object:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_importing_the_package_changes_nothing() -> None:
+    state = (
+        "import os, sys, logging, warnings, threading, json\n"
+        "def state(): return [dict(os.environ), logging.getLogger().level, len(logging.getLogger().handlers), "
+        "len(warnings.filters), threading.active_count()]\n"
+        "before = state()\nimport budgetformer\nafter = state()\n"
+        "print(json.dumps([before == after, [m for m in ('torch', 'transformers', 'numpy') if m in sys.modules]]))"
+    )
+    assert in_fresh_python(state) == [True, []]
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, json, contextlib, io\nfrom budgetformer.cli import app\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit): app(['--help'])\n"
+        "heavy = ('torch', 'transformers', 'numpy', 'datasets', 'matplotlib', 'accelerate')\n"
+        "print(json.dumps([m for m in heavy if m in sys.modules]))"
+    )
+    assert in_fresh_python(code) == []
+
+
+def test_one_public_name_is_enough_for_the_auto_classes() -> None:
+    code = (
+        "import json\nfrom budgetformer import BudgetFormerConfig\nfrom transformers import AutoConfig\n"
+        "print(json.dumps(AutoConfig.for_model('budgetformer').model_type))"
+    )
+    assert in_fresh_python(code) == "budgetformer"
