@@ -174,6 +174,11 @@ class BudgetFormerConfig(PreTrainedConfig):
         return cast("int", self.num_labels)
 
     @property
+    def label_names(self) -> list[str]:
+        """The labels' names in the order of the outputs."""
+        return [str(name) for _, name in sorted((self.id2label or {}).items())]
+
+    @property
     def task(self) -> Task:
         """The problem type; where none was set, one label means regression and several mean a single choice."""
         if self.problem_type is not None:
@@ -229,6 +234,7 @@ class BudgetFormerOutput(ModelOutput):
 class BudgetFormerForSequenceClassification(PreTrainedModel):
     """A Transformer encoder with head budgets, mean pooling and one linear classifier."""
 
+    config: BudgetFormerConfig
     config_class = BudgetFormerConfig
     base_model_prefix = "encoder"
     main_input_name = "input_ids"

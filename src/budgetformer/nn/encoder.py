@@ -87,7 +87,7 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Allocation]:
         y_BND, allocation = self.attention(x_BND, mask_BN, progress, dial)
         x_BND = self.attention_norm(x_BND + self.dropout(y_BND))
-        y_BND = self.outer(self.dropout(self.activation(self.inner(x_BND))))
+        y_BND = self.outer(self.activation(self.inner(x_BND)))
         return self.feedforward_norm(x_BND + self.dropout(y_BND)), allocation
 
 

@@ -1,0 +1,71 @@
+"""budgetformer eval: a finished run on labelled data."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from budgetformer.cli import app
+from budgetformer.cli.data_flags import takes_data
+from budgetformer.data.locate import DataSource
+
+
+@app.command("eval")
+@takes_data
+def evaluate(
+    source: DataSource,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
+    split: Annotated[str | None, typer.Option(help="Which split of DATA (default: test, or the only one).")] = None,
+    budget: Annotated[
+        list[str] | None, typer.Option(help="learned, full, fixed:X, max:X; several sweep the dial.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """Evaluate RUN on labelled DATA: quality, heads and cost, against its dense twin if it has one."""
+    from budgetformer.cli.show import print_evaluations, print_json, quiet_libraries
+    from budgetformer.data import encode
+    from budgetformer.data.held_out import open_held_out
+    from budgetformer.evaluation import mcnemar, right, run_model, summarize
+    from budgetformer.nn.allocation import Dial
+    from budgetformer.training.run import load_run, with_texts
+
+    quiet_libraries()
+    dials = [str(Dial.parse(text)) for text in budget or ["learned"]]
+    model, tokenizer, record = load_run(run)
+    task = {"single_label_classification": "single", "multi_label_classification": "multi"}.get(
+        record["task"], "regression"
+    )
+    data = open_held_out(source, task, record["labels"], split)
+    print(data.columns_chosen, *(f"warning: {w}" for w in data.warnings), sep="\n", file=sys.stderr)
+    name = next(iter(data.splits))
+    encoded = encode(data.splits[name], data, tokenizer, record["max_length"])
+    evaluations, outcomes = [], []
+    for dial in dials:
+        outcome = run_model(model, encoded, dial)
+        outcomes.append(outcome)
+        evaluations.append(summarize(outcome, encoded, model.config, split=name, dial=dial, hardest=12))
+    evaluations[0] = with_texts(evaluations[0], data, name)
+    evaluations[1:] = [replace(e, hardest=[]) for e in evaluations[1:]]
+    result: dict[str, Any] = {
+        "evaluations": [asdict(e) for e in evaluations],
+        "baseline": None,
+        "versus_baseline": None,
+    }
+    if (run / "baseline" / "config.json").exists():
+        twin, _, _ = load_run(run / "baseline")
+        theirs = run_model(twin, encoded)
+        result["baseline"] = asdict(summarize(theirs, encoded, twin.config, split=name, dial="learned"))
+        ours_right, theirs_right = (right(o, encoded, model.config.task) for o in (outcomes[0], theirs))
+        if ours_right is not None and theirs_right is not None:
+            result["versus_baseline"] = mcnemar(ours_right, theirs_right)
+    if as_json:
+        print_json(result)
+        return
+    rows = result["evaluations"] + ([{**result["baseline"], "dial": "dense twin"}] if result["baseline"] else [])
+    print_evaluations(rows, f"{run} on {len(encoded)} {name} rows of {source.data}")
+    if result["versus_baseline"]:
+        print(f"At {dials[0]}, BudgetFormer is {result['versus_baseline']['verdict']}.")

@@ -1,0 +1,91 @@
+"""What verbs print on standard output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+
+def quiet_libraries() -> None:
+    """Silence the progress bars that transformers draws for every file; a command line may, a library may not."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+
+
+def print_json(data: Any) -> None:
+    """Plain JSON, for programs."""
+    print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_result(result: dict[str, Any], folder: Path) -> None:
+    """The closing table of a training run: BudgetFormer beside its dense twin."""
+    console = Console(highlight=False)
+    ours = result["test"] or result["validation"]
+    twin = (result["baseline"] or {}).get(ours["split"])
+    table = Table(title=f"{ours['rows']} {ours['split']} rows")
+    table.add_column("")
+    table.add_column("BudgetFormer", justify="right")
+    if twin:
+        table.add_column("dense twin", justify="right")
+    for name, figure in _figures(ours):
+        table.add_row(name, figure, *([dict(_figures(twin))[name]] if twin else []))
+    console.print(table)
+    if result["versus_baseline"]:
+        console.print(f"BudgetFormer is {result['versus_baseline']['verdict']}.", soft_wrap=True)
+    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+
+
+def _figures(evaluation: dict[str, Any]) -> list[tuple[str, str]]:
+    metric, quality, cost = evaluation["metric"], evaluation["quality"], evaluation["cost"]
+    interval = quality.get(metric)
+    score = f"{evaluation['score']:.4f}"
+    if isinstance(interval, dict):
+        score += f" ({interval['low']:.4f} to {interval['high']:.4f})"
+    figures = [(metric.replace("_", " "), score)]
+    if "macro_f1" in quality and metric != "macro_f1":
+        figures.append(("macro F1", f"{quality['macro_f1']:.4f}"))
+    layers = " ".join(f"{share:.2f}" for share in evaluation["budget"]["k_over_h_per_layer"])
+    return [
+        *figures,
+        ("mean s (predicted)", f"{evaluation['budget']['s_mean']:.3f}"),
+        ("heads executed, k/H", f"{evaluation['budget']['k_over_h']:.3f}"),
+        ("k/H by layer", layers),
+        ("FLOPs a text (counted)", f"{cost['flops_per_text']:.3e}"),
+        ("of the dense twin's", f"{100 * cost['flops_ratio']:.1f} %"),
+        ("least that head budgets allow", f"{100 * (1 - cost['attention_share_of_dense']):.1f} %"),
+    ]
+
+
+def print_seeds(summary: dict[str, Any]) -> None:
+    """Mean and spread over seeds."""
+    table = Table(title=f"seeds {', '.join(map(str, summary['seeds']))}")
+    for heading in ("model", "figure", "mean", "std", "each"):
+        table.add_column(heading)
+    for model, figures in summary["models"].items():
+        for name, spread in figures.items():
+            if isinstance(spread, dict):
+                label = figures["metric"] if name == "score" else name
+                each = " ".join(f"{v:.4f}" for v in spread["values"])
+                table.add_row(model, label, f"{spread['mean']:.4f}", f"{spread['std']:.4f}", each)
+    Console(highlight=False).print(table)
+
+
+def print_evaluations(evaluations: list[dict[str, Any]], title: str) -> None:
+    """One row for each position of the dial."""
+    table = Table(title=title)
+    for heading in ("budget", evaluations[0]["metric"], "95 % interval", "mean s", "k/H", "FLOPs of dense"):
+        table.add_column(heading, justify="left" if heading == "budget" else "right")
+    for e in evaluations:
+        interval = e["quality"].get(e["metric"])
+        between = f"{interval['low']:.4f} to {interval['high']:.4f}" if isinstance(interval, dict) else ""
+        budget, cost = e["budget"], e["cost"]
+        table.add_row(
+            e["dial"], f"{e['score']:.4f}", between, f"{budget['s_mean']:.3f}", f"{budget['k_over_h']:.3f}",
+            f"{100 * cost['flops_ratio']:.1f} %",
+        )  # fmt: skip
+    Console(highlight=False).print(table)

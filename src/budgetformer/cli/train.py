@@ -1,0 +1,60 @@
+"""budgetformer train: from data to a finished run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from budgetformer.cli import app
+from budgetformer.cli.data_flags import takes_data
+from budgetformer.data.locate import DataSource
+
+
+@app.command()
+@takes_data
+def train(
+    source: DataSource,
+    output: Annotated[Path, typer.Option("-o", "--output", help="The run's directory.")] = Path("run"),
+    preset: Annotated[str | None, typer.Option(help="tiny, small or paper (default: small).")] = None,
+    recipe: Annotated[Path | None, typer.Option(help="A TOML file that changes the preset.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training rows.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Rows of one optimiser step.")] = None,
+    learning_rate: Annotated[float | None, typer.Option("--lr", help="The learning rate.")] = None,
+    max_length: Annotated[int | None, typer.Option(help="Tokens of a text; longer ones are cut.")] = None,
+    tokenizer: Annotated[
+        str | None, typer.Option(help="A tokenizer's name or directory, or a vocab.txt (default: trained here).")
+    ] = None,
+    patience: Annotated[
+        int | None, typer.Option(help="Stop after this many epochs without a better validation score.")
+    ] = None,
+    changes: Annotated[
+        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. model.min_heads=0.")
+    ] = None,
+    with_baseline: Annotated[bool, typer.Option("--with-baseline", help="Train the dense twin too.")] = False,
+    seeds: Annotated[int, typer.Option(help="Repeat with this many seeds.", min=1)] = 1,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the directory.")] = False,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
+) -> None:
+    """Train a classifier on DATA: a run directory with model, evaluation and report."""
+    from budgetformer.cli.show import print_json, print_result, print_seeds, quiet_libraries
+    from budgetformer.training.recipe import Recipe
+    from budgetformer.training.run import train as train_run
+    from budgetformer.training.run import train_seeds
+
+    quiet_libraries()
+    chosen = Recipe.make(
+        preset, recipe, changes or (), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
+        max_length=max_length, tokenizer=tokenizer, patience=patience,
+    )  # fmt: skip
+    options: dict[str, Any] = {"with_baseline": with_baseline, "resume": resume, "tensorboard": tensorboard}
+    if seeds > 1:
+        _, summary = train_seeds(source, chosen, output, seeds, **options)
+        if summary:
+            print_json(summary) if as_json else print_seeds(summary)
+        return
+    result = train_run(source, chosen, output, **options)
+    if result:  # only the main process has one
+        print_json(result) if as_json else print_result(result, output)

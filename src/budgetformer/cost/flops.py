@@ -1,0 +1,70 @@
+"""FLOPs in closed form, part by part. A FLOP is two per multiply-accumulate; look-ups and elementwise work count 0.
+
+Three ways of running the same text: `dense` (every head, no gates), `paper` (gates and full projections, only the
+executed heads attend) and `selective` (a head that is not executed needs no projection either).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+Execution = Literal["dense", "paper", "selective"]
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the count depends on. `gate` says which nets a layer's gate has: none, f, g or both."""
+
+    layers: int
+    heads: int
+    width: int
+    inner: int
+    labels: int
+    budget_net: bool = True
+    scorer: bool = True
+
+
+@dataclass(frozen=True)
+class Flops:
+    """The count for one text, by part."""
+
+    embedding: float
+    gates: float
+    projections: float
+    scores: float
+    feedforward: float
+    classifier: float
+
+    @property
+    def attention(self) -> float:
+        """What head budgets can save: projections and scores."""
+        return self.projections + self.scores
+
+    @property
+    def total(self) -> float:
+        return float(sum(asdict(self).values()))
+
+
+def count(shape: ModelShape, tokens: float, heads: Sequence[float], execution: Execution = "selective") -> Flops:
+    """FLOPs of one text of `tokens` real tokens that executes `heads[l]` heads in layer l.
+
+    All parts are linear in the number of heads, so a mean number is as good as a whole one at a given length.
+    """
+    N, D = tokens, shape.width
+    executed = shape.layers * shape.heads if execution == "dense" else sum(heads)
+    share = executed / shape.heads
+    gates = 0.0
+    if execution != "dense":
+        gates += 2 * N * D if shape.budget_net or shape.scorer else 0  # pooling
+        gates += 2 * D * D + 2 * D if shape.budget_net else 0
+        gates += 2 * D * shape.heads if shape.scorer else 0
+    return Flops(
+        embedding=0.0,
+        gates=shape.layers * gates,
+        projections=8 * N * D * D * (share if execution == "selective" else shape.layers),
+        scores=4 * N * N * D * share,
+        feedforward=shape.layers * 4 * N * D * shape.inner,
+        classifier=2 * N * D + 2 * D * shape.labels,
+    )

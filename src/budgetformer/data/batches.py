@@ -1,0 +1,122 @@
+"""Which rows make a batch, and the batch itself.
+
+Shapes: B rows of a batch, N tokens of its longest row, C labels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetformer.data.encoded import Encoded
+from budgetformer.errors import UsageError
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = NDArray[np.int64]
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Padded token ids (B, N), mask (True on tokens), segment numbers if the data has pairs, and labels:
+    int64 (B,) classes, float32 (B,) numbers or float32 (B, C) of 0 and 1. `rows` are the encoded rows."""
+
+    input_ids: torch.Tensor
+    attention_mask: torch.Tensor
+    token_type_ids: torch.Tensor | None
+    labels: torch.Tensor
+    rows: Rows
+
+    def to(self, device: torch.device | str) -> Batch:
+        types = self.token_type_ids
+        return Batch(
+            input_ids=self.input_ids.to(device),
+            attention_mask=self.attention_mask.to(device),
+            token_type_ids=None if types is None else types.to(device),
+            labels=self.labels.to(device),
+            rows=self.rows,
+        )
+
+
+def plan_epoch(
+    lengths: NDArray[Any],
+    *,
+    batch_size: int | None = None,
+    token_budget: int | None = None,
+    seed: int,
+    epoch: int,
+    window: int = 8192,
+) -> list[Rows]:
+    """The batches of one epoch, as row numbers: every row once, none empty, equal for equal arguments.
+
+    Rows are shuffled, sorted by length within windows so that a batch pads little, and the batches are
+    shuffled again. A batch has `batch_size` rows (one may have fewer), or `token_budget` tokens at most,
+    padding included.
+    """
+    _check(lengths, batch_size, token_budget)
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths))
+    if batch_size is not None:
+        window = max(1, window // batch_size) * batch_size
+    batches: list[Rows] = []
+    for start in range(0, len(order), window):
+        rows = order[start : start + window]
+        rows = rows[np.argsort(lengths[rows], kind="stable")]
+        batches += _cut(rows, lengths, batch_size, token_budget)
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def eval_plan(lengths: NDArray[Any], *, batch_size: int | None = None, token_budget: int | None = None) -> list[Rows]:
+    """Batches of rows sorted by length, shortest first, with nothing left to chance."""
+    _check(lengths, batch_size, token_budget)
+    return _cut(np.argsort(lengths, kind="stable"), lengths, batch_size, token_budget)
+
+
+def collate(encoded: Encoded, rows: Rows, pad_id: int) -> Batch:
+    """The rows as one padded batch of tensors on the CPU."""
+    import torch
+
+    start = encoded.offsets[rows]
+    length = encoded.offsets[rows + 1] - start
+    place = np.arange(length.max())
+    mask = place < length[:, None]
+    ids = np.full(mask.shape, pad_id, np.int64)
+    ids[mask] = encoded.tokens[(start[:, None] + place)[mask]]
+    types = None
+    if encoded.has_pairs:
+        second = encoded.pair_start[rows][:, None]
+        types = torch.from_numpy((mask & (second > 0) & (place >= second)).astype(np.int64))
+    labels = encoded.labels[rows]
+    labels = labels.astype(np.int64 if labels.dtype == np.int32 else np.float32)
+    return Batch(torch.from_numpy(ids), torch.from_numpy(mask), types, torch.from_numpy(labels), rows)
+
+
+def _check(lengths: NDArray[Any], batch_size: int | None, token_budget: int | None) -> None:
+    if (batch_size is None) == (token_budget is None):
+        raise UsageError(f"give either batch_size ({batch_size}) or token_budget ({token_budget})")
+    if batch_size is not None and batch_size < 1:
+        raise UsageError(f"batch_size is {batch_size}: it must be at least 1")
+    longest = int(lengths.max(initial=0))
+    if token_budget is not None and token_budget < longest:
+        raise UsageError(
+            f"token_budget is {token_budget}, but the longest row has {longest} tokens: raise it or lower max_length"
+        )
+
+
+def _cut(rows: Rows, lengths: NDArray[Any], batch_size: int | None, token_budget: int | None) -> list[Rows]:
+    if batch_size is not None:
+        return [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    assert token_budget is not None
+    batches, start = [], 0
+    while start < len(rows):
+        most = token_budget // max(1, int(lengths[rows[start]]))
+        ahead = lengths[rows[start : start + most]]
+        padded = np.arange(1, len(ahead) + 1) * ahead  # rows are sorted, so this grows
+        size = int(np.searchsorted(padded, token_budget, side="right"))
+        batches.append(rows[start : start + size])
+        start += size
+    return batches

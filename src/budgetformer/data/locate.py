@@ -1,0 +1,151 @@
+"""What the user called the data -> the tables of its splits."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from budgetformer.data.files import check_encoding, spool_stdin
+from budgetformer.data.named import DEMOS, NAMED, SPLIT_NAMES, data_folders, demo_tables, hub_tables
+from budgetformer.data.sources import FORMATS, FileTable, Table
+from budgetformer.errors import DataError, UsageError
+
+CHOICES = {"task": ("auto", "single", "multi", "regression"), "bad_rows": ("error", "skip")}
+
+
+@dataclass(frozen=True)
+class DataSource:
+    """What to read and how. `dataclasses.asdict` of it is JSON.
+
+    data: a file, a directory of split files, a named data set, demo:NAME, hub:OWNER/NAME[:CONFIG], or "-".
+    validation, test: files; validation "test" takes the test set for validation too (the paper's way).
+    text, text_pair, label: columns; label "a,b,c" names several columns of 0 or 1.
+    limit: at most this many training rows, drawn with the seed.
+    """
+
+    data: str
+    validation: str | None = None
+    test: str | None = None
+    text: str | None = None
+    text_pair: str | None = None
+    label: str | None = None
+    task: str = "auto"
+    label_separator: str | None = None
+    encoding: str = "utf-8"
+    bad_rows: str = "error"
+    quarantine: str | None = None
+    validation_fraction: float = 0.1
+    test_fraction: float = 0.1
+    seed: int = 0
+    data_dir: str | None = None
+    offline: bool = False
+    limit: int | None = None
+
+    def __post_init__(self) -> None:
+        for field, allowed in CHOICES.items():
+            if getattr(self, field) not in allowed:
+                raise UsageError(f"{field} is {getattr(self, field)!r}: choose one of {', '.join(allowed)}")
+        if not 0 < self.validation_fraction < 1:
+            raise UsageError(f"validation_fraction is {self.validation_fraction}: it must lie between 0 and 1")
+        if not 0 <= self.test_fraction < 1 - self.validation_fraction:
+            raise UsageError(f"test_fraction is {self.test_fraction}: it and validation_fraction must leave a rest")
+        if self.limit is not None and self.limit < 2:
+            raise UsageError(f"limit is {self.limit}: training needs at least 2 rows")
+        if self.seed < 0:
+            raise UsageError(f"seed is {self.seed}: it must not be negative")
+        check_encoding(self.encoding)
+
+
+def locate(source: DataSource) -> dict[str, Table]:
+    """The tables by split: train always, validation and test if they are given. Nothing is read yet, but
+    hub data is fetched and standard input spooled."""
+    tables = _main_tables(source)
+    names = next((table.names for table in tables.values() if isinstance(table, FileTable)), ())
+    for split, path in (("validation", source.validation), ("test", source.test)):
+        if path is not None and not (split == "validation" and path == "test"):
+            tables[split] = FileTable(_existing(path), path, source.encoding, names)
+    if source.validation == "test" and "test" not in tables:
+        raise UsageError("validation is 'test', but there is no test set: pass one with --test")
+    return tables
+
+
+def _main_tables(source: DataSource) -> dict[str, Table]:
+    data = source.data
+    if data == "-":
+        return {"train": FileTable(spool_stdin(), "standard input", source.encoding)}
+    if data.startswith("demo:"):
+        return demo_tables(_one_of(data.removeprefix("demo:"), DEMOS, "demo:"))
+    if data.startswith("hub:"):
+        name, _, config = data.removeprefix("hub:").partition(":")
+        return hub_tables(name, config or None, offline=source.offline)
+    if data in NAMED:
+        for folder in data_folders(source.data_dir):
+            if (folder / data).is_dir() and "train" in _split_files(folder / data):
+                return _directory(folder / data, source.encoding)
+        return hub_tables(NAMED[data], None, offline=source.offline)
+    path = _existing(data)
+    return _directory(path, source.encoding) if path.is_dir() else {"train": FileTable(path, data, source.encoding)}
+
+
+def _directory(folder: Path, encoding: str) -> dict[str, Table]:
+    files = _split_files(folder)
+    if "train" not in files:
+        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        raise DataError(
+            f"{folder}: a directory of data needs a file train.csv, .tsv, .jsonl or .parquet (and, if you "
+            f"have them, validation and test); it holds {found}: pass one file instead, or rename it"
+        )
+    names = _label_names(folder / "labels.json")
+    return {split: FileTable(path, str(path), encoding, names) for split, path in files.items()}
+
+
+def _split_files(folder: Path) -> dict[str, Path]:
+    files: dict[str, Path] = {}
+    for path in sorted(folder.iterdir()):
+        stem, _, suffixes = path.name.partition(".")
+        split = SPLIT_NAMES.get(stem)
+        if split and "." + suffixes.removesuffix(".gz").removesuffix(".xz") in FORMATS:
+            if split in files:
+                raise DataError(f"{folder}: both {files[split].name} and {path.name} could be {split}: keep one")
+            files[split] = path
+    return files
+
+
+def _label_names(path: Path) -> tuple[str, ...]:
+    if not path.exists():
+        return ()
+    try:
+        names: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise DataError(f"{path}: cannot be read ({error}): it must be a JSON list of label names") from None
+    if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"{path}: must be a JSON list of label names, in the order of their numbers")
+    if len(set(names)) < len(names):
+        raise DataError(f"{path}: a label name occurs twice in {names}: make them distinct")
+    return tuple(names)
+
+
+def _existing(name: str) -> Path:
+    path = Path(name).expanduser()
+    if path.exists():
+        return path
+    known = [*NAMED, *(f"demo:{demo}" for demo in DEMOS)]
+    if path.parent.is_dir():
+        known += [str(path.parent / other.name) if path.parent != Path() else other.name
+                  for other in path.parent.iterdir()]  # fmt: skip
+    raise DataError(f"{name}: no such file or data set{_guess(name, known)}; named data sets: {', '.join(NAMED)}")
+
+
+def _one_of(name: str, known: Iterable[str], prefix: str) -> str:
+    if name in known:
+        return name
+    raise DataError(f"{prefix}{name}: unknown{_guess(name, known)}; there are {', '.join(prefix + k for k in known)}")
+
+
+def _guess(name: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]}?" if near else ""

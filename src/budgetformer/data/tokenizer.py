@@ -1,0 +1,138 @@
+"""Tokenizers: any Hugging Face one, a BERT vocabulary file, or a WordPiece trained on the data itself."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from budgetformer.errors import DataError, ModelError, UsageError
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+MAX_ALPHABET = 1000
+
+
+def load_tokenizer(name: str | Path, *, offline: bool = False) -> PreTrainedTokenizerFast:
+    """A tokenizer from a directory, a BERT vocabulary file (one piece a line), or the hub by its name.
+
+    The hub is asked only for a name that is no path here, and never if `offline`.
+    """
+    path = Path(name).expanduser()
+    if path.is_file() and path.suffix == ".txt":
+        return _from_vocabulary(path)
+    if path.is_file():
+        raise ModelError(f"{path}: a tokenizer is a directory, a name on the hub, or a vocabulary file (.txt)")
+    from transformers import AutoTokenizer
+
+    local = path.is_dir()
+    try:
+        tokenizer: Any = AutoTokenizer.from_pretrained(str(path if local else name), local_files_only=local or offline)
+    except (OSError, ValueError, KeyError, AttributeError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        where = "in this directory" if local else "in the hub's cache (offline)" if offline else "on the hub"
+        raise ModelError(f"{name}: no tokenizer can be loaded {where} ({reason}): check the path or name") from None
+    if not tokenizer.is_fast:
+        raise ModelError(f"{name}: this tokenizer has no fast (Rust) version: choose one with a tokenizer.json")
+    if tokenizer.pad_token_id is None:
+        raise ModelError(f"{name}: this tokenizer has no padding token, which batches need: choose another")
+    return tokenizer  # type: ignore[no-any-return]
+
+
+def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> PreTrainedTokenizerFast:
+    """A lower-casing WordPiece trained on the texts: the same texts give the same bytes, in any process.
+
+    The texts are read once and spooled to a temporary file, not held in memory.
+    """
+    from tokenizers import trainers
+
+    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n", prefix="budgetformer-texts-") as spool:
+        alphabet = _spool(texts, spool)
+        if not alphabet:
+            raise DataError("a tokenizer cannot be trained: there is no text")
+        kept = sorted(sorted(alphabet, key=lambda char: (-alphabet[char], char))[:MAX_ALPHABET])
+        dropped = {ord(char): None for char in alphabet if char not in set(kept)}
+        rust = _wordpiece({piece: number for number, piece in enumerate(SPECIAL)})
+        continued = _continuations(rust, kept)
+        least = len(SPECIAL) + len(kept) + len(continued)
+        if vocab_size < least:
+            raise UsageError(f"vocab_size is {vocab_size}: the characters of these texts alone need {least}")
+        # The trainer numbers the pieces "##x" in the order of a randomly seeded hash map, and breaks ties
+        # between merges by those numbers: given as special tokens they have their numbers beforehand.
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size, special_tokens=[*SPECIAL, *continued], show_progress=False
+        )
+        rust.train_from_iterator(_unspool(spool, dropped), trainer)
+    vocabulary = rust.get_vocab(with_added_tokens=True)
+    return _fast(_wordpiece(dict(sorted(vocabulary.items(), key=lambda item: item[1]))))
+
+
+def _spool(texts: Iterable[str], spool: IO[str]) -> Counter[str]:
+    alphabet: Counter[str] = Counter()
+    for text in texts:
+        line = " ".join(text.split())
+        spool.write(line + "\n")
+        alphabet.update(line)
+    spool.seek(0)
+    del alphabet[" "]
+    return alphabet
+
+
+def _unspool(spool: IO[str], dropped: dict[int, None]) -> Iterator[str]:
+    return (line.translate(dropped) for line in spool) if dropped else iter(spool)
+
+
+def _continuations(rust: Tokenizer, alphabet: Iterable[str]) -> list[str]:
+    """The pieces of one character that may follow another within a word."""
+    found: set[str] = set()
+    for char in alphabet:
+        word = rust.normalizer.normalize_str(f"a{char}a")
+        for piece, _ in rust.pre_tokenizer.pre_tokenize_str(word):
+            found.update(piece[1:])
+    return [f"##{char}" for char in sorted(found)]
+
+
+def _from_vocabulary(path: Path) -> PreTrainedTokenizerFast:
+    try:
+        pieces = path.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise ModelError(f"{path}: not UTF-8 at byte {error.start}: a vocabulary is UTF-8, one piece a line") from None
+    pieces = [piece.rstrip("\r") for piece in pieces]
+    while pieces and not pieces[-1]:
+        pieces.pop()
+    missing = [piece for piece in SPECIAL if piece not in pieces]
+    if missing:
+        raise ModelError(f"{path}: no {', '.join(missing)} in this vocabulary: is it BERT's, one piece a line?")
+    vocabulary = {piece: number for number, piece in enumerate(pieces)}
+    if len(vocabulary) < len(pieces):
+        twice = Counter(pieces).most_common(1)[0][0]
+        raise ModelError(f"{path}: the piece {twice!r} occurs twice: every line must be different")
+    return _fast(_wordpiece(vocabulary))
+
+
+def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+
+    rust = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    rust.normalizer = normalizers.BertNormalizer(lowercase=True)
+    rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    rust.decoder = decoders.WordPiece()
+    rust.post_processor = processors.TemplateProcessing(
+        single="[CLS]:0 $A:0 [SEP]:0",
+        pair="[CLS]:0 $A:0 [SEP]:0 $B:1 [SEP]:1",
+        special_tokens=[(piece, vocabulary[piece]) for piece in ("[CLS]", "[SEP]")],
+    )
+    return rust
+
+
+def _fast(rust: Tokenizer) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    names = {f"{piece.strip('[]').lower()}_token": piece for piece in SPECIAL}
+    inputs = ["input_ids", "token_type_ids", "attention_mask"]
+    return PreTrainedTokenizerFast(tokenizer_object=rust, model_input_names=inputs, **names)

@@ -1,0 +1,83 @@
+"""The sections, put on one page that needs nothing but itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from budgetformer.report import results, spending
+from budgetformer.report.parts import Cell, Run
+from budgetformer.report.words import anything, share, whole
+
+_TASKS = {
+    "single_label_classification": "one of {n} classes for each text",
+    "multi_label_classification": "any of {n} labels for each text",
+    "regression": "a number for each text",
+}
+
+
+def render(
+    facts: dict[str, Any],
+    history: list[dict[str, Any]],
+    evaluation: dict[str, Any],
+    baseline_history: list[dict[str, Any]],
+) -> str:
+    """The whole page as HTML."""
+    run = Run(facts, history, evaluation, baseline_history)
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.tests["shaded"] = lambda cell: isinstance(cell, Cell)
+    return environment.get_template("page.html").render(
+        name=str(facts.get("name") or "run"),
+        version=anything(facts.get("budgetformer")),
+        trained=_trained(facts),
+        notices=_notices(run),
+        headline=spending.headline(run),
+        verdict=spending.verdict(run),
+        sections=[
+            results.training(run),
+            results.dials(run),
+            spending.heads(run),
+            results.mistakes(run),
+            spending.cost(run),
+            results.hardest(run),
+            spending.provenance(run),
+        ],
+    )
+
+
+def _trained(facts: dict[str, Any]) -> str:
+    """What was trained on what."""
+    model, data = facts.get("model") or {}, facts.get("data")
+    source = data.get("data") if isinstance(data, dict) else data
+    rows = (facts.get("splits") or {}).get("train")
+    task = _TASKS.get(str(facts.get("task")), "{n} outputs").format(n=len(facts.get("labels") or []))
+    return (
+        f"A Transformer of {anything(model.get('layers'))} layers with {anything(model.get('heads'))} heads each and "
+        f"{whole(model.get('parameters'))} parameters, trained on {whole(rows)} texts from {anything(source)} "
+        f"to predict {task}."
+    )
+
+
+def _notices(run: Run) -> list[str]:
+    """What a reader must know before trusting the figures."""
+    notices = []
+    if run.facts.get("status") not in (None, "done"):
+        progress = share((run.facts.get("training") or {}).get("progress"), 0)
+        notices.append(f"This run is not finished ({run.facts['status']}, at {progress} of its plan).")
+    if not run.main:
+        notices.append("The model has not been evaluated yet.")
+    elif not run.evaluation.get("test"):
+        notices.append(
+            "There is no test split: the figures come from the validation split, on which the best epoch was chosen, "
+            "and so are a little too good."
+        )
+    return notices

@@ -1,0 +1,1 @@
+"""Training: recipes, the loop, checkpoints, and runs from data to a finished directory."""

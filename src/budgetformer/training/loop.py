@@ -1,0 +1,370 @@
+"""The training loop, visible: plan, step, validate, keep, checkpoint. On accelerate, under torchrun or alone.
+
+t counts optimiser steps and T is their planned number; progress is t/T. A batch holds the rows of one optimiser step:
+every process and every accumulated piece computes its share, weighted so that the gradient is the mean over the batch.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from torch import Tensor
+
+from budgetformer.data import Encoded, collate, plan_epoch
+from budgetformer.evaluation import Evaluation, Outcome, run_model, summarize
+from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.training.checkpoint import Checkpoints, State, explained, write_directory
+from budgetformer.training.recipe import Recipe
+from budgetformer.training.view import View
+
+_LOG_EVERY = 20  # steps between two lines of history
+
+
+class Interrupted(KeyboardInterrupt):
+    """SIGINT or SIGTERM came; a checkpoint was saved."""
+
+
+def make_optimizer(model: BudgetFormerForSequenceClassification, recipe: Recipe) -> torch.optim.Optimizer:
+    """AdamW; the gates may have a learning rate of their own."""
+    gates = [p for name, p in model.named_parameters() if ".allocator." in name]
+    rest = [p for name, p in model.named_parameters() if ".allocator." not in name]
+    groups = [{"params": rest, "scale": 1.0}, *([{"params": gates, "scale": recipe.gate_rate}] if gates else [])]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
+
+
+def rate_at(step: int, planned: int, recipe: Recipe) -> float:
+    """The learning rate of a step as a share of the recipe's: warm-up, then constant or falling to zero."""
+    warmup = min(recipe.warmup, planned // 10)
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    fall = (planned - step) / max(1, planned - warmup) if recipe.schedule == "linear" else 1.0
+    return min(rise, fall)
+
+
+class Fit:
+    """One model being trained on one data set into one folder."""
+
+    def __init__(
+        self,
+        model: BudgetFormerForSequenceClassification,
+        train: Encoded,
+        validation: Encoded,
+        recipe: Recipe,
+        folder: Path,
+        identity: dict[str, Any],
+        *,
+        seed: int,
+        accelerator: Accelerator | None = None,
+        tensorboard: bool = False,
+        quiet: bool = False,
+    ) -> None:
+        self.accelerator = accelerator or make_accelerator(recipe)
+        self.model, self.train, self.validation = model.to(self.accelerator.device), train, validation
+        self.recipe, self.folder, self.seed = recipe, folder, seed
+        self.optimizer = make_optimizer(model, recipe)
+        self.wrapped, self.stepper = self.accelerator.prepare(model, self.optimizer)
+        self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
+        self.main = self.accelerator.is_main_process
+        self.quiet = quiet or not self.main
+        self.checkpoints = Checkpoints(folder / "checkpoints", identity)
+        self.state = State()
+        self.planned = sum(len(self._plan(epoch)) for epoch in range(recipe.epochs))
+        self.tracker = _tensorboard(folder) if tensorboard and self.main else None
+        torch.manual_seed(seed + self.rank)
+
+    def _plan(self, epoch: int) -> list[Any]:
+        r = self.recipe
+        return plan_epoch(
+            self.train.lengths, batch_size=r.batch_size, token_budget=r.token_budget, seed=self.seed, epoch=epoch
+        )
+
+    @property
+    def progress(self) -> float:
+        return self.state.step / self.planned
+
+    def run(self, *, resume: bool = False) -> State:
+        """Train to the end, or to an early stop; raises Interrupted after saving when a signal asks to stop."""
+        if self.main:
+            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+            self.checkpoints.clean()
+        if resume:
+            self._restore()
+        self._cut_history()
+        view = View(self.planned, self.state.step, quiet=self.quiet)
+        try:
+            with _signals() as stop:
+                while self.state.epoch < self.recipe.epochs and not self._out_of_patience():
+                    self._epoch(view, stop)
+        finally:
+            view.close()
+            if self.tracker:
+                self.tracker.close()
+        return self.state
+
+    def _out_of_patience(self) -> bool:
+        return self.recipe.patience is not None and self.state.stale_epochs >= self.recipe.patience
+
+    def _epoch(self, view: View, stop: threading.Event) -> None:
+        state, batches = self.state, self._plan(self.state.epoch)
+        self.wrapped.train()
+        saved_at = began = time.monotonic()
+        while state.batch < len(batches):
+            figures = self._step(batches[state.batch])
+            state.step, state.batch = state.step + 1, state.batch + 1
+            now = time.monotonic()
+            state.seconds, began = state.seconds + now - began, now
+            if state.step % _LOG_EVERY == 0 or state.step == 1:
+                self._log_step(figures, view)
+            if self._any(stop.is_set()):
+                self._save()
+                raise Interrupted
+            if self._any(now - saved_at > 60 * self.recipe.checkpoint_minutes):
+                self._save()
+                saved_at = began = time.monotonic()
+        self._close_epoch(view)
+
+    def _any(self, mine: bool) -> bool:
+        """Whether any process says yes; all processes get the same answer."""
+        if self.world == 1:
+            return mine
+        return bool(self.accelerator.reduce(torch.tensor(float(mine), device=self.accelerator.device)).item())
+
+    def _step(self, rows: Any) -> dict[str, Tensor]:
+        """One optimiser step on a batch of rows. Returns this process's sums for the record."""
+        factor = rate_at(self.state.step, self.planned, self.recipe)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.learning_rate * group["scale"] * factor
+        pieces = [p for p in np.array_split(rows, min(self.recipe.accumulate, len(rows))) if len(p)]
+        sums: dict[str, Tensor] = {}
+        for number, piece in enumerate(pieces):
+            last = number == len(pieces) - 1
+            with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
+                self._backward(piece, len(rows), sums)
+        if self.recipe.clip is not None:
+            self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip)
+        self.stepper.step()
+        self.stepper.zero_grad()
+        self.state.tokens += int(self.train.lengths_of(rows).sum())
+        for name, value in sums.items():
+            self.state.sums[name] = self.state.sums.get(name, 0.0) + value
+        return sums
+
+    def _backward(self, piece: Any, of: int, sums: dict[str, Tensor]) -> None:
+        mine = piece[self.rank :: self.world]
+        rows = mine if len(mine) else piece[:1]  # every process must take part; a borrowed row weighs nothing
+        batch = collate(self.train, rows, self.model.config.pad_token_id or 0).to(self.accelerator.device)
+        out = self.wrapped(batch.input_ids, batch.attention_mask, batch.labels, progress=self.progress)
+        self.accelerator.backward(out.loss * (len(mine) * self.world / of))
+        with torch.no_grad():
+            record = {"loss": out.loss.detach(), **{f"loss.{k}": v.detach() for k, v in out.loss_parts.items()}}
+            record["s"] = torch.stack([a.budget.mean() for a in out.allocations])
+            record["k"] = torch.stack([a.heads.float().mean() for a in out.allocations])
+            record["rows"] = torch.ones((), device=out.loss.device)
+            for name, value in record.items():
+                sums[name] = sums.get(name, 0.0) + value.double() * len(mine)
+
+    def _means(self, sums: dict[str, Any]) -> dict[str, Any]:
+        """Sums over rows, from all processes, as means: numbers, or one for each layer."""
+        total = {name: torch.as_tensor(v, dtype=torch.float64).to(self.accelerator.device) for name, v in sums.items()}
+        if self.world > 1:
+            total = {name: self.accelerator.reduce(value) for name, value in total.items()}
+        return {name: (v / total["rows"]).tolist() for name, v in total.items() if name != "rows"}
+
+    def _log_step(self, sums: dict[str, Tensor], view: View) -> None:
+        means, state = self._means(sums), self.state
+        speed = state.tokens / max(1e-9, state.seconds)
+        s_mean, heads = float(np.mean(means["s"])), means["k"]
+        record = {
+            "kind": "step",
+            "step": state.step,
+            "epoch": state.epoch + 1,
+            "progress": self.progress,
+            "loss": means["loss"],
+            "parts": {k[5:]: v for k, v in means.items() if k.startswith("loss.")},
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "s_mean": s_mean,
+            "tokens_per_second": speed,
+        }
+        self._write(record)
+        shown = {"epoch": state.epoch + 1, "loss": means["loss"], "s": s_mean}
+        shown["heads"] = "/".join(f"{k:.1f}" for k in heads)
+        if state.best_score is not None:
+            shown["best"] = state.best_score
+        view.step(state.step, {**shown, "tokens/s": round(speed)})
+
+    def _close_epoch(self, view: View) -> None:
+        """Validate, keep the model if it is the best, write the record and a checkpoint."""
+        state = self.state
+        evaluation = self._validate("learned")
+        full = evaluation if self.model.config.allocator == "all" else self._validate("full")
+        loss = evaluation.quality["loss"]
+        better = state.best_score is None or (evaluation.score, -loss) > (state.best_score, -state.best_loss)
+        state.epoch, state.batch = state.epoch + 1, 0
+        if better:
+            state.best_score, state.best_loss = evaluation.score, loss
+            state.best_epoch, state.stale_epochs = state.epoch, 0
+        else:
+            state.stale_epochs += 1
+        means, H = self._means(state.sums), self.model.config.num_attention_heads
+        state.sums = {}
+        record = {
+            "kind": "epoch",
+            "epoch": state.epoch,
+            "step": state.step,
+            "progress": self.progress,
+            "seconds": state.seconds,
+            "best": better,
+            "train": {
+                "loss": means["loss"],
+                "s_mean": float(np.mean(means["s"])),
+                "s_per_layer": means["s"],
+                "k_over_h_per_layer": [k / H for k in means["k"]],
+            },
+            "validation": {
+                "metric": evaluation.metric,
+                "score": evaluation.score,
+                "score_full": full.score,
+                "loss": loss,
+                **{k: evaluation.budget[k] for k in ("s_mean", "s_per_layer", "k_over_h", "k_over_h_per_layer")},
+            },
+        }
+        self._write(record)
+        if self.main and better:
+            write_directory(self.checkpoints.best(state), self.save_model)
+        self._save()
+        view.say(
+            f"epoch {state.epoch}/{self.recipe.epochs}: loss {means['loss']:.4f}, validation {evaluation.metric} "
+            f"{evaluation.score:.4f} ({full.score:.4f} with all heads), mean s {evaluation.budget['s_mean']:.3f}, "
+            f"k/H {evaluation.budget['k_over_h']:.3f}{' *' if better else ''}"
+        )
+
+    def _validate(self, dial: str) -> Evaluation:
+        outcome = run_model(self.model, self.validation, dial, progress=self.progress, share=(self.rank, self.world))
+        if self.world > 1:
+            outcome = self._merged(outcome)
+        return summarize(outcome, self.validation, self.model.config, split="validation", dial=dial)
+
+    def _merged(self, outcome: Outcome) -> Outcome:
+        """Rows that other processes evaluated are zero here: the sum over processes is the whole."""
+        parts = {name: torch.from_numpy(getattr(outcome, name).astype(np.float32)) for name in outcome.__dict__}
+        summed = {k: self.accelerator.reduce(v.to(self.accelerator.device)).cpu().numpy() for k, v in parts.items()}
+        return replace(outcome, **{**summed, "heads": summed["heads"].astype(np.int16)})
+
+    def save_model(self, folder: Path) -> None:
+        """Weights and config as they are now, with the progress that evaluation needs."""
+        self.model.config.training_progress = self.progress
+        self.model.save_pretrained(folder)
+
+    def _save(self) -> None:
+        random = self._random_state()
+        sums = {name: torch.as_tensor(v, dtype=torch.float64) for name, v in self.state.sums.items()}
+        if self.world > 1:
+            sums = {k: self.accelerator.reduce(v.to(self.accelerator.device)).cpu() for k, v in sums.items()}
+        if self.main:
+            saved = replace(self.state, sums={k: v.tolist() for k, v in sums.items()})
+            self.checkpoints.save(saved, self.model, self.optimizer, random)
+        self.accelerator.wait_for_everyone()
+
+    def _random_state(self) -> dict[str, Tensor]:
+        """The random number generators of all processes, one row each."""
+        states = {"cpu": torch.get_rng_state()}
+        if self.accelerator.device.type == "cuda":
+            states["cuda"] = torch.cuda.get_rng_state()
+        if self.accelerator.scaler is not None:
+            scaler = self.accelerator.scaler.state_dict()
+            states["scaler"] = torch.tensor([float(scaler.get("scale", 0)), float(scaler.get("_growth_tracker", 0))])
+        gathered = {k: self.accelerator.gather(v[None].to(self.accelerator.device)).cpu() for k, v in states.items()}
+        return {k: v.contiguous() for k, v in gathered.items()}
+
+    def _restore(self) -> None:
+        loaded = self.checkpoints.load(self.model, self.optimizer)
+        if loaded is None:
+            return
+        self.state, random = loaded
+        sums = {k: torch.tensor(v, dtype=torch.float64) for k, v in self.state.sums.items()}
+        self.state.sums = sums if self.main else {k: torch.zeros_like(v) for k, v in sums.items()}
+        if random["cpu"].shape[0] != self.world:  # another number of processes: exactness is lost, training goes on
+            torch.manual_seed(self.seed + 1000 * self.state.step + self.rank)
+            return
+        torch.set_rng_state(random["cpu"][self.rank])
+        if "cuda" in random and self.accelerator.device.type == "cuda":
+            torch.cuda.set_rng_state(random["cuda"][self.rank])
+        if "scaler" in random and self.accelerator.scaler is not None:
+            scale, growth = random["scaler"][self.rank].tolist()
+            state = self.accelerator.scaler.state_dict()
+            self.accelerator.scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(growth)})
+
+    @property
+    def history(self) -> Path:
+        return self.folder / "history.jsonl"
+
+    def _cut_history(self) -> None:
+        """Forget lines written after the checkpoint that we go on from."""
+        if self.main:
+            with explained(self.history), self.history.open("ab") as file:
+                file.truncate(min(self.state.history_bytes, file.seek(0, 2)))
+
+    def _write(self, record: dict[str, Any]) -> None:
+        if not self.main:
+            return
+        line = json.dumps(record) + "\n"
+        with explained(self.history), self.history.open("ab") as file:
+            file.write(line.encode())
+        self.state.history_bytes += len(line)
+        if self.tracker:
+            _track(self.tracker, record)
+
+
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """accelerate with the recipe's precision; fp32 unless asked."""
+    return Accelerator(mixed_precision="no" if recipe.precision == "fp32" else recipe.precision)
+
+
+@contextmanager
+def _signals() -> Iterator[threading.Event]:
+    """An event that SIGINT and SIGTERM set; a second one interrupts at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+
+    def ask(number: int, frame: FrameType | None) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    before = {number: signal.signal(number, ask) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield event
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _tensorboard(folder: Path) -> Any:
+    from budgetformer.errors import MissingExtraError
+
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise MissingExtraError("track", "tensorboard") from None
+    return SummaryWriter(str(folder / "tensorboard"))
+
+
+def _track(tracker: Any, record: dict[str, Any]) -> None:
+    parts = {"train": record} if record["kind"] == "step" else {k: record[k] for k in ("train", "validation")}
+    for part, figures in parts.items():
+        for name, value in figures.items():
+            if isinstance(value, float):
+                tracker.add_scalar(f"{part}/{name}", value, record["step"])

@@ -1,0 +1,428 @@
+"""A run from data to a finished directory: tokenizer, model, training, reload check, evaluation, report.
+
+A run directory is Hugging Face-shaped: config.json, model.safetensors, tokenizer.json, README.md, evaluation.json,
+history.jsonl, run.json, report.html, checkpoints/, and baseline/ with the dense twin.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from accelerate import Accelerator
+from safetensors.torch import load_file
+
+from budgetformer.data import DataSet, DataSource, Encoded, encode, load_tokenizer, open_data, train_tokenizer
+from budgetformer.errors import DataError, ModelError, UsageError
+from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_model, summarize
+from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.report import write_report
+from budgetformer.training.checkpoint import read_json, write_directory, write_json
+from budgetformer.training.loop import Fit, Interrupted, make_accelerator
+from budgetformer.training.provenance import environment
+from budgetformer.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "max:0.5", "full")
+_TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
+_HARDEST = 12
+_LOOKED_AT = 64  # rows whose predictions must be the same after saving and loading
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Data as the model sees it."""
+
+    data: DataSet
+    tokenizer: PreTrainedTokenizerFast
+    splits: dict[str, Encoded]
+
+    @property
+    def final(self) -> str:
+        """The split that results are reported on."""
+        return "test" if "test" in self.splits else "validation"
+
+
+def train(
+    source: DataSource,
+    recipe: Recipe,
+    folder: Path,
+    *,
+    seed: int | None = None,
+    with_baseline: bool = False,
+    resume: bool = False,
+    tensorboard: bool = False,
+) -> dict[str, Any]:
+    """Train into `folder` and return its evaluation. A finished run that is resumed is only read."""
+    seed = source.seed if seed is None else seed
+    _claim(folder, resume)
+    accelerator = make_accelerator(recipe)
+    say = _teller(accelerator)
+    with accelerator.main_process_first():
+        prepared = prepare(source, recipe, folder, say)
+    ours = _train_one(prepared, recipe, folder, seed, accelerator, resume, tensorboard, say)
+    twin = None
+    if with_baseline and recipe.model.get("allocator") != "all":
+        say("the dense twin, on the same data in the same order:")
+        dense = replace(recipe, model={**_without_gates(recipe.model), "allocator": "all"})
+        twin = _train_one(prepared, dense, folder / "baseline", seed, accelerator, resume, tensorboard, say)
+    result: dict[str, Any] = {}
+    if accelerator.is_main_process:
+        result = _compare(prepared, folder, ours, twin)
+    accelerator.wait_for_everyone()
+    return result
+
+
+def _without_gates(options: Any) -> dict[str, Any]:
+    return {key: value for key, value in options.items() if key not in ("allocator", "fixed_budget")}
+
+
+def _claim(folder: Path, resume: bool) -> None:
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: give a directory for the run with -o")
+    begun = (folder / "run.json").exists()
+    if begun and not resume:
+        raise UsageError(f"{folder} holds a run already: continue it with --resume, or give another directory with -o")
+    if folder.is_dir() and not begun and any(folder.iterdir()) and not (folder / "checkpoints").exists():
+        known = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+        if any(path.name not in known for path in folder.iterdir()):
+            raise UsageError(f"{folder} is not empty and holds no run: give another directory with -o")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ModelError(f"{folder} cannot be made ({error.strerror}): give another directory with -o") from None
+
+
+def _teller(accelerator: Accelerator) -> Any:
+    def say(line: str) -> None:
+        if accelerator.is_main_process:
+            print(line, file=sys.stderr, flush=True)
+
+    return say
+
+
+def prepare(source: DataSource, recipe: Recipe, folder: Path, say: Any) -> Prepared:
+    """Open the data, get or train the tokenizer, encode the splits."""
+    data = open_data(source)
+    say(data.columns_chosen)
+    for warning in data.warnings:
+        say(f"warning: {warning}")
+    tokenizer = _tokenizer(data, recipe, folder, source.offline)
+    splits = {name: encode(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
+    for name, split in splits.items():
+        cut = f", {split.cut} cut at {recipe.max_length} tokens" if split.cut else ""
+        say(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
+    return Prepared(data, tokenizer, splits)
+
+
+def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> PreTrainedTokenizerFast:
+    if (folder / "tokenizer.json").exists():  # a resumed run, or another process was first
+        return load_tokenizer(folder, offline=True)
+    if recipe.tokenizer:
+        tokenizer = load_tokenizer(recipe.tokenizer, offline=offline)
+    else:
+        texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
+        tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
+    tokenizer.save_pretrained(folder)
+    return load_tokenizer(folder, offline=True)
+
+
+def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
+    """The model that the recipe asks for, fitted to the data's labels and the tokenizer's vocabulary."""
+    data, tokenizer = prepared.data, prepared.tokenizer
+    options: dict[str, Any] = {"problem_type": _TASKS[data.task], "vocab_size": len(tokenizer)}
+    if data.task == "regression":
+        options["num_labels"] = 1
+    else:
+        options["id2label"] = dict(enumerate(data.labels))
+        options["label2id"] = {label: i for i, label in enumerate(data.labels)}
+    if recipe.class_weights == "balanced":
+        options["class_weights"] = _balanced(prepared.splits["train"].labels, len(data.labels), data.task)
+    options["pad_token_id"] = tokenizer.pad_token_id
+    config = BudgetFormerConfig.preset(recipe.preset, **{**options, **recipe.model})
+    if config.max_position_embeddings < recipe.max_length:
+        raise UsageError(
+            f"max_length={recipe.max_length} exceeds max_position_embeddings={config.max_position_embeddings}: "
+            "lower the one or raise the other (--set model.max_position_embeddings=...)"
+        )
+    return config
+
+
+def _balanced(labels: Any, classes: int, task: str) -> list[float]:
+    if task != "single":
+        raise UsageError("class_weights=balanced is for single-label classification: give none")
+    counts = np.bincount(labels, minlength=classes)
+    return [float(w) for w in len(labels) / (classes * np.maximum(1, counts))]
+
+
+def _train_one(
+    prepared: Prepared,
+    recipe: Recipe,
+    folder: Path,
+    seed: int,
+    accelerator: Accelerator,
+    resume: bool,
+    tensorboard: bool,
+    say: Any,
+) -> Outcome | None:
+    """Train one model and finish its directory; what it did on the final split, on the main process."""
+    record_file = folder / "run.json"
+    if resume and record_file.exists() and read_json(record_file, "delete it and resume")["status"] == "done":
+        say(f"{folder} is finished")
+        return _outcome_again(prepared, folder) if accelerator.is_main_process else None
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    model = BudgetFormerForSequenceClassification(make_config(prepared, recipe))
+    stable = {k: v for k, v in recipe.to_json().items() if k != "checkpoint_minutes"}
+    read_as = {k: v for k, v in asdict(prepared.data.source).items() if k not in ("data_dir", "offline", "quarantine")}
+    identity = {"recipe": stable, "source": read_as, "data": prepared.data.fingerprint, "seed": seed}
+    fit = Fit(
+        model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity,
+        seed=seed, accelerator=accelerator, tensorboard=tensorboard,
+    )  # fmt: skip
+    record = _record(prepared, recipe, model, seed, folder)
+    if accelerator.is_main_process:
+        write_json(record_file, record)
+    try:
+        state = fit.run(resume=resume)
+    except Interrupted:
+        if accelerator.is_main_process:
+            write_json(record_file, {**record, "status": "interrupted"})
+        say(f"saved at step {fit.state.step} of {fit.planned}; continue with --resume")
+        raise
+    training = {
+        "steps": state.step,
+        "planned_steps": fit.planned,
+        "progress": fit.progress,
+        "epochs": state.epoch,
+        "best_epoch": state.best_epoch,
+        "kept_epoch": state.best_epoch if recipe.keep == "best" else state.epoch,
+        "stopped_early": state.epoch < recipe.epochs,
+        "seconds": state.seconds,
+        "tokens_per_second": state.tokens / max(1e-9, state.seconds),
+        "processes": accelerator.num_processes,
+    }
+    outcome = None
+    if accelerator.is_main_process:
+        outcome = _finish(prepared, recipe, folder, fit)
+        write_json(record_file, {**record, "training": training, "status": "done"})
+    accelerator.wait_for_everyone()
+    return outcome
+
+
+def _finish(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> Outcome:
+    """Keep the chosen model, check that it loads and predicts the same, and evaluate it."""
+    last = fit.checkpoints.folder / "last"
+    write_directory(last, fit.save_model)
+    chosen = fit.checkpoints.best(fit.state) if recipe.keep == "best" else last
+    if recipe.keep == "best":
+        fit.model.load_state_dict(load_file(chosen / "model.safetensors"))
+        fit.model.config.training_progress = BudgetFormerConfig.from_pretrained(chosen).training_progress
+    for file in ("model.safetensors", "config.json"):  # the config last: it makes the directory a model
+        staged = folder / f".{file}.tmp"
+        staged.write_bytes((chosen / file).read_bytes())
+        staged.replace(folder / file)
+    prepared.tokenizer.save_pretrained(folder)
+    _check_reload(prepared, folder, fit.model)
+    return evaluate_run(prepared, folder, fit.model)
+
+
+def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> None:
+    """The saved directory alone must give the same predictions, from text to logits."""
+    loaded = BudgetFormerForSequenceClassification.from_pretrained(folder, device_map={"": model.device})
+    tokenizer = load_tokenizer(folder, offline=True)
+    validation = prepared.splits["validation"]
+    rows = np.arange(min(_LOOKED_AT, len(validation)))
+    few = _first_rows(validation, len(rows))
+    examples = prepared.data.splits["validation"].examples()
+    for row, example in zip(rows, examples, strict=False):
+        limit = int(validation.lengths.max())
+        again = tokenizer(example.text, example.text_pair, truncation=True, max_length=limit)["input_ids"]
+        start, end = validation.offsets[row], validation.offsets[row + 1]
+        if again[: end - start] != validation.tokens[start:end].tolist():
+            raise ModelError(f"{folder}: the saved tokenizer does not give the ids that the model was trained on")
+    if not np.array_equal(run_model(loaded, few).logits, run_model(model, few).logits):
+        raise ModelError(f"{folder}: the reloaded model predicts differently from the one that was trained")
+
+
+def _first_rows(encoded: Encoded, rows: int) -> Encoded:
+    return replace(
+        encoded,
+        offsets=encoded.offsets[: rows + 1],
+        labels=encoded.labels[:rows],
+        pair_start=encoded.pair_start[:rows],
+        lines=encoded.lines[:rows],
+    )
+
+
+def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> Outcome:
+    """Write evaluation.json: the final split and validation as learned, and the dial's curve on the final split."""
+    final = prepared.final
+    outcomes = {name: run_model(model, prepared.splits[name]) for name in dict.fromkeys(("validation", final))}
+    results = {
+        name: summarize(o, prepared.splits[name], model.config, split=name, dial="learned", hardest=_HARDEST)
+        for name, o in outcomes.items()
+    }
+    results[final] = with_texts(results[final], prepared.data, final)
+    dials = [_point(results[final])]
+    if model.config.allocator != "all":
+        encoded = prepared.splits[final]
+        for dial in DIALS:
+            outcome = run_model(model, encoded, dial)
+            dials.append(_point(summarize(outcome, encoded, model.config, split=final, dial=dial)))
+    write_json(
+        folder / "evaluation.json",
+        {
+            "test": asdict(results["test"]) if "test" in results else None,
+            "validation": asdict(
+                replace(results["validation"], hardest=[] if final == "test" else results[final].hardest)
+            ),
+            "dials": dials,
+            "baseline": None,
+            "versus_baseline": None,
+        },
+    )
+    return outcomes[final]
+
+
+def _outcome_again(prepared: Prepared, folder: Path) -> Outcome:
+    model = BudgetFormerForSequenceClassification.from_pretrained(folder)
+    return run_model(model, prepared.splits[prepared.final])
+
+
+def _point(evaluation: Evaluation) -> dict[str, Any]:
+    interval = evaluation.quality.get(evaluation.metric)
+    low, high = (interval["low"], interval["high"]) if isinstance(interval, dict) else (None, None)
+    return {
+        "dial": evaluation.dial,
+        "split": evaluation.split,
+        "metric": evaluation.metric,
+        "score": evaluation.score,
+        "low": low,
+        "high": high,
+        "s_mean": evaluation.budget["s_mean"],
+        "k_over_h": evaluation.budget["k_over_h"],
+        "flops_per_text": evaluation.cost["flops_per_text"],
+        "flops_ratio": evaluation.cost["flops_ratio"],
+    }
+
+
+def with_texts(evaluation: Evaluation, data: DataSet, split: str) -> Evaluation:
+    """The hardest rows with their texts, read back from the file."""
+    wanted = {row["row"]: row for row in evaluation.hardest}
+    if not wanted:
+        return evaluation
+    found: dict[int, dict[str, Any]] = {}
+    for number, example in enumerate(data.splits[split].examples()):
+        if number in wanted:
+            texts = {"file": example.file, "text": example.text, "text_pair": example.text_pair}
+            found[number] = {**wanted[number], **texts}
+    return replace(evaluation, hardest=[found[number] for number in wanted])
+
+
+def _compare(prepared: Prepared, folder: Path, ours: Outcome | None, twin: Outcome | None) -> dict[str, Any]:
+    """Put the twin's figures beside ours, and write the report."""
+    result: dict[str, Any] = read_json(folder / "evaluation.json", "delete run.json and resume")
+    if ours is not None and twin is not None:
+        other = read_json(folder / "baseline" / "evaluation.json", "delete baseline and resume")
+        result["baseline"] = {name: other[name] for name in ("test", "validation")}
+        encoded = prepared.splits[prepared.final]
+        task = _TASKS[prepared.data.task]
+        a, b = right(ours, encoded, task), right(twin, encoded, task)
+        result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
+        write_json(folder / "evaluation.json", result)
+        write_report(folder / "baseline")
+    write_report(folder)
+    return result
+
+
+def _record(
+    prepared: Prepared, recipe: Recipe, model: BudgetFormerForSequenceClassification, seed: int, folder: Path
+) -> dict[str, Any]:
+    data, config = prepared.data, model.config
+    return {
+        "budgetformer": environment()["budgetformer"],
+        "name": folder.resolve().name,
+        "status": "running",
+        "data": asdict(data.source),
+        "data_fingerprint": data.fingerprint,
+        "task": config.task,
+        "labels": data.labels,
+        "splits": {name: len(split) for name, split in prepared.splits.items()},
+        "cut": {name: split.cut for name, split in prepared.splits.items()},
+        "columns": data.columns_chosen,
+        "warnings": data.warnings,
+        "max_length": recipe.max_length,
+        "model": {
+            "parameters": sum(p.numel() for p in model.parameters()),
+            "allocator": config.allocator,
+            "layers": config.num_hidden_layers,
+            "heads": config.num_attention_heads,
+            "width": config.hidden_size,
+        },
+        "recipe": recipe.to_json(),
+        "seed": seed,
+        "environment": environment(),
+    }
+
+
+def train_seeds(
+    source: DataSource, recipe: Recipe, folder: Path, seeds: int, **options: Any
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Repeat with several training seeds on the same splits; each in its own directory, the spread in seeds.json."""
+    results = []
+    for number in range(seeds):
+        seed = source.seed + number
+        begun = (folder / f"seed-{seed}" / "run.json").exists()
+        mine = {**options, "resume": options.get("resume", False) and begun}
+        results.append(train(source, recipe, folder / f"seed-{seed}", seed=seed, **mine))
+    if not results[0]:
+        return results, {}
+    summary: dict[str, Any] = {"seeds": [source.seed + n for n in range(seeds)], "models": {}}
+    for model in ("budgetformer", "baseline"):
+        rows = [r["baseline"] if model == "baseline" else r for r in results]
+        finals = [r["test"] or r["validation"] for r in rows if r]
+        if finals:
+            summary["models"][model] = {
+                "metric": finals[0]["metric"],
+                "score": _spread([f["score"] for f in finals]),
+                "k_over_h": _spread([f["budget"]["k_over_h"] for f in finals]),
+                "flops_ratio": _spread([f["cost"]["flops_ratio"] for f in finals]),
+            }
+    write_json(folder / "seeds.json", summary)
+    return results, summary
+
+
+def _spread(values: Sequence[float]) -> dict[str, Any]:
+    deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
+    return {"mean": float(np.mean(values)), "std": deviation, "values": list(values)}
+
+
+def load_run(folder: Path) -> tuple[BudgetFormerForSequenceClassification, PreTrainedTokenizerFast, dict[str, Any]]:
+    """The model, tokenizer and record of a finished run."""
+    if not folder.is_dir():
+        raise ModelError(f"{folder} does not exist: give the directory of a run")
+    record = read_json(folder / "run.json", "give the directory of a run")
+    if not (folder / "config.json").exists():
+        raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
+    model = BudgetFormerForSequenceClassification.from_pretrained(folder)
+    model.train(False)
+    return model, load_tokenizer(folder, offline=True), record
+
+
+def prepared_for(folder: Path, record: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> Prepared:
+    """The run's own data and splits again; refused where the data changed."""
+    data = open_data(DataSource(**record["data"]))
+    if data.fingerprint != record["data_fingerprint"]:
+        raise DataError(
+            f"{record['data']['data']} has changed since {folder} was trained: give the data to evaluate on"
+        )
+    splits = {n: encode(s, data, tokenizer, record["max_length"]) for n, s in data.splits.items() if n != "train"}
+    return Prepared(data, tokenizer, splits)

@@ -1,0 +1,112 @@
+"""Tokenizers load from what people have, and train to the same bytes every time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from budgetformer.data import load_tokenizer, train_tokenizer
+from budgetformer.errors import DataError, ModelError, UsageError
+
+TEXTS = [f"The {a} fox jumped over {b} lazy dogs, naïvely: {a}{b}!" for a in ("quick", "Brown") for b in range(40)]
+PIECES = ["[PAD]", "[unused0]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "hello", "world", "##ly", ",", "你"]
+
+
+@pytest.fixture
+def vocabulary(tmp_path: Path) -> Path:
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_vocabulary_file_is_berts_tokenizer(vocabulary: Path) -> None:
+    tokenizer = load_tokenizer(vocabulary)
+    assert len(tokenizer) == len(PIECES)
+    encoded = tokenizer("Héllo, WORLDLY", "你 nope")
+    assert tokenizer.convert_ids_to_tokens(encoded["input_ids"]) == [
+        "[CLS]", "hello", ",", "world", "##ly", "[SEP]", "你", "[UNK]", "[SEP]",
+    ]  # fmt: skip
+    assert encoded["token_type_ids"] == [0] * 6 + [1] * 3
+    assert tokenizer.pad_token_id == 0
+
+
+def test_saved_and_loaded_again_it_is_the_same(vocabulary: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    first = load_tokenizer(vocabulary)
+    first.save_pretrained(tmp_path / "saved")
+    assert sorted(p.name for p in (tmp_path / "saved").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+    for second in (AutoTokenizer.from_pretrained(tmp_path / "saved"), load_tokenizer(tmp_path / "saved")):
+        assert dict(second("hello", "world")) == dict(first("hello", "world"))
+        assert second.backend_tokenizer.to_str() == first.backend_tokenizer.to_str()
+
+
+def test_a_trained_tokenizer_knows_its_texts() -> None:
+    tokenizer = train_tokenizer(iter(TEXTS), vocab_size=200)
+    assert tokenizer.convert_ids_to_tokens(range(5)) == ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    assert len(tokenizer) <= 200
+    ids = tokenizer("the QUICK fox jumped naively")["input_ids"]
+    assert tokenizer.convert_ids_to_tokens(ids) == ["[CLS]", "the", "quick", "fox", "jumped", "naively", "[SEP]"]
+    assert tokenizer("a", "b")["token_type_ids"] == [0, 0, 0, 1, 1]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the quick fox jumped naively"
+
+
+def test_training_gives_the_same_bytes_in_every_process() -> None:
+    code = (
+        "import hashlib\nfrom budgetformer.data import train_tokenizer\n"
+        f"t = train_tokenizer(iter({TEXTS!r}), vocab_size=150)\n"
+        "print(hashlib.sha256(t.backend_tokenizer.to_str().encode()).hexdigest())"
+    )
+    runs = [subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True) for _ in range(2)]
+    assert runs[0].stdout == runs[1].stdout
+
+
+def test_rare_characters_do_not_fill_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    from budgetformer.data import tokenizer as module
+
+    monkeypatch.setattr(module, "MAX_ALPHABET", 10)
+    tokenizer = train_tokenizer(["aaa bbb ab ba " * 5 + "".join(map(chr, range(0x400, 0x450)))], vocab_size=60)
+    assert len(tokenizer) <= 60
+    assert "[UNK]" in tokenizer.convert_ids_to_tokens(tokenizer("Ӿ")["input_ids"])
+
+
+@pytest.mark.parametrize(
+    ("texts", "size", "error", "message"),
+    [([], 100, DataError, "there is no text"), (TEXTS, 20, UsageError, "vocab_size is 20: the characters")],
+)
+def test_training_on_too_little_is_refused(texts: list[str], size: int, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        train_tokenizer(iter(texts), vocab_size=size)
+
+
+def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "vocab.txt").write_text("hello\nworld\n")
+    (tmp_path / "twice.txt").write_text("\n".join([*PIECES, "hello"]), encoding="utf-8")
+    (tmp_path / "latin.txt").write_bytes(b"caf\xe9\n")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "empty").mkdir()
+    for name, message in (
+        ("vocab.txt", r"no \[PAD\], \[UNK\].*BERT's"),
+        ("twice.txt", "'hello' occurs twice"),
+        ("latin.txt", "not UTF-8 at byte 3"),
+        ("tokenizer.json", "a directory, a name on the hub, or a vocabulary file"),
+        ("empty", "no tokenizer can be loaded in this directory"),
+    ):
+        with pytest.raises(ModelError, match=message):
+            load_tokenizer(tmp_path / name)
+    with pytest.raises(ModelError, match=r"in the hub's cache \(offline\)"):
+        load_tokenizer("nobody/nothing-of-this-name", offline=True)
+
+
+def test_it_works_inside_a_pipeline(vocabulary: Path) -> None:
+    from transformers import BertConfig, BertForSequenceClassification, pipeline
+
+    config = BertConfig(vocab_size=len(PIECES), hidden_size=8, num_hidden_layers=1, num_attention_heads=1,
+                        intermediate_size=8)  # fmt: skip
+    classify = pipeline(
+        "text-classification", model=BertForSequenceClassification(config), tokenizer=load_tokenizer(vocabulary)
+    )
+    assert len(classify(["hello", "hello, world"], batch_size=2)) == 2

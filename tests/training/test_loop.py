@@ -1,0 +1,260 @@
+"""The loop: schedule, accumulation, resuming bit for bit, early stopping, and files that are whole or absent."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from budgetformer import BudgetFormerForSequenceClassification
+from budgetformer.data import DataSource
+from budgetformer.errors import ModelError
+from budgetformer.training import run as runs
+from budgetformer.training.loop import Fit, Interrupted, rate_at
+from budgetformer.training.recipe import Recipe
+from tests.training.toy import write_reviews
+
+RECIPE = Recipe.make("tiny", None, ["epochs=2", "batch_size=16", "vocab_size=200", "max_length=32"])
+
+
+@pytest.fixture(scope="module")
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> runs.Prepared:
+    folder = tmp_path_factory.mktemp("data")
+    source = DataSource(str(write_reviews(folder / "reviews.csv")))
+    return runs.prepare(source, RECIPE, folder, lambda line: None)
+
+
+def fit(prepared: runs.Prepared, folder: Path, recipe: Recipe = RECIPE, **options: Any) -> Fit:
+    torch.manual_seed(0)
+    model = BudgetFormerForSequenceClassification(runs.make_config(prepared, recipe))
+    identity = {"recipe": recipe.to_json(), "data": prepared.data.fingerprint, "seed": 0}
+    folder.mkdir(parents=True, exist_ok=True)
+    splits = prepared.splits
+    return Fit(model, splits["train"], splits["validation"], recipe, folder, identity, seed=0, quiet=True, **options)
+
+
+def weights(run: Fit) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in run.model.state_dict().items()}
+
+
+def assert_same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None:
+    assert a.keys() == b.keys()
+    assert [name for name in a if not torch.equal(a[name], b[name])] == []
+
+
+def lines(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "history.jsonl").read_text().splitlines()]
+
+
+def untimed(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines(folder)]
+
+
+@pytest.fixture(scope="module")
+def whole(prepared: runs.Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+    """A run that nothing interrupted."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = fit(prepared, folder)
+    run.run()
+    return folder, weights(run)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "step", "rate"),
+    [
+        ("linear", 0, 1 / 10), ("linear", 4, 0.5), ("linear", 9, 1.0), ("linear", 10, 1.0), ("linear", 55, 0.5),
+        ("linear", 99, 1 / 90), ("constant", 0, 1 / 10), ("constant", 50, 1.0), ("constant", 99, 1.0),
+    ],
+)  # fmt: skip
+def test_learning_rate_by_hand(schedule: Any, step: int, rate: float) -> None:
+    recipe = Recipe(schedule=schedule, warmup=1000)  # at most a tenth of the run: 10 steps of 100
+    assert rate_at(step, 100, recipe) == pytest.approx(rate)
+
+
+def test_history_tells_what_happened(whole: tuple[Path, Any]) -> None:
+    epochs = [line for line in lines(whole[0]) if line["kind"] == "epoch"]
+    assert [e["epoch"] for e in epochs] == [1, 2]
+    assert epochs[-1]["progress"] == 1.0
+    assert epochs[-1]["step"] == 20  # 160 rows in batches of 16, twice
+    assert set(epochs[0]["validation"]) >= {"metric", "score", "score_full", "loss", "s_mean", "k_over_h_per_layer"}
+    steps = [line for line in lines(whole[0]) if line["kind"] == "step"]
+    assert steps[0]["step"] == 1
+    assert steps[0]["progress"] == pytest.approx(1 / 20)
+    assert set(steps[0]["parts"]) == {"task", "budget", "entropy"}
+    assert sum(steps[0]["parts"].values()) == pytest.approx(steps[0]["loss"], abs=1e-6)
+
+
+@pytest.mark.parametrize("at", [1, 7, 10, 13, 19])
+def test_an_interrupted_run_ends_like_an_uninterrupted_one(
+    prepared: runs.Prepared, whole: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, at: int
+) -> None:
+    first = fit(prepared, tmp_path)
+    step = first._step
+
+    def signalled(rows: Any) -> Any:
+        if first.state.step + 1 == at:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(rows)
+
+    first._step = signalled  # type: ignore[method-assign]
+    with pytest.raises(Interrupted):
+        first.run()
+    assert first.state.step == at
+    second = fit(prepared, tmp_path)
+    second.run(resume=True)
+    assert_same(weights(second), whole[1])
+    assert untimed(tmp_path) == untimed(whole[0])
+
+
+class Crash(BaseException):
+    """Stands for the process ending at this very instruction."""
+
+
+@pytest.mark.parametrize("call", range(1, 26, 4))
+def test_a_crash_in_any_write_loses_nothing_before_it(
+    prepared: runs.Prepared,
+    whole: tuple[Path, dict[str, torch.Tensor]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: int,
+) -> None:
+    """The process ends at the n-th flush or rename of its first run; the resumed run ends the same."""
+    real_fsync, real_rename = os.fsync, Path.rename
+    calls = 0
+
+    def crashing(real: Any) -> Any:
+        def wrapper(*arguments: Any) -> Any:
+            nonlocal calls
+            calls += 1
+            if calls == call:
+                raise Crash
+            return real(*arguments)
+
+        return wrapper
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", crashing(real_fsync))
+        patch.setattr(Path, "rename", crashing(real_rename))
+        patch.setattr("shutil.rmtree", lambda *a, **k: None)  # a dead process tidies nothing up
+        with pytest.raises(Crash):
+            fit(prepared, tmp_path).run()
+    again = fit(prepared, tmp_path)
+    again.run(resume=True)
+    assert_same(weights(again), whole[1])
+    assert untimed(tmp_path) == untimed(whole[0])
+    assert list((tmp_path / "checkpoints").glob(".*.tmp")) == []
+
+
+def test_a_full_disk_is_named_and_loses_nothing(
+    prepared: runs.Prepared, whole: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = fit(prepared, tmp_path)
+    save = runs.Fit._save
+
+    def full(self: Fit) -> None:
+        if self.state.step == 20:
+            monkeypatch.setattr("budgetformer.training.checkpoint.save_file", no_space)
+        save(self)
+
+    def no_space(*arguments: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fit, "_save", full)
+        with pytest.raises(ModelError, match=r"step-00000020: the disk is full.*intact.*--resume"):
+            run.run()
+    monkeypatch.undo()
+    assert [p.name for p in run.checkpoints.found()] == ["step-00000010"]
+    again = fit(prepared, tmp_path)
+    again.run(resume=True)
+    assert_same(weights(again), whole[1])
+
+
+@pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"])
+def test_a_damaged_checkpoint_is_named_with_the_way_on(
+    prepared: runs.Prepared, whole: tuple[Path, Any], tmp_path: Path, file: str
+) -> None:
+    run = fit(prepared, tmp_path)
+    run.run()
+    newest = run.checkpoints.found()[-1]
+    broken = newest / file
+    broken.write_bytes(broken.read_bytes()[: broken.stat().st_size // 2])
+    with pytest.raises(ModelError, match=r"step-00000020.*damaged; delete .*to continue from step-00000010"):
+        fit(prepared, tmp_path).run(resume=True)
+
+
+def test_a_changed_recipe_or_data_is_refused(prepared: runs.Prepared, tmp_path: Path) -> None:
+    fit(prepared, tmp_path).run()
+    other = RECIPE.changed({"learning_rate": 0.5}, where="test")
+    with pytest.raises(ModelError, match=r"recipe\.learning_rate was 0\.003 when the run began and is 0\.5 now"):
+        fit(prepared, tmp_path, other).run(resume=True)
+    run = fit(prepared, tmp_path)
+    run.checkpoints.identity["data"] = "other"
+    with pytest.raises(ModelError, match="cannot resume: data was"):
+        run.run(resume=True)
+
+
+def test_accumulation_changes_memory_not_the_gradient(prepared: runs.Prepared, tmp_path: Path) -> None:
+    still = {"dropout": 0.0, "sigma_max": 0.0, **RECIPE.model}
+    results = []
+    for pieces in (1, 3):
+        recipe = RECIPE.changed({"accumulate": pieces, "model": still, "clip": None}, where="test")
+        run = fit(prepared, tmp_path / str(pieces), recipe)
+        run.stepper.step = run.stepper.zero_grad = lambda: None
+        run._step(run._plan(0)[0])
+        results.append({name: p.grad for name, p in run.model.named_parameters()})
+    for name, gradient in results[0].items():
+        torch.testing.assert_close(results[1][name], gradient, atol=1e-6, rtol=1e-4, msg=name)
+
+
+def test_early_stopping_records_where_it_stopped(prepared: runs.Prepared, tmp_path: Path) -> None:
+    recipe = RECIPE.changed({"epochs": 6, "patience": 1, "learning_rate": 1e-9}, where="test")
+    run = fit(prepared, tmp_path, recipe)
+    with torch.no_grad():  # what cannot get better
+        run.model.classifier.weight.zero_()
+        run.model.classifier.bias.zero_()
+    run.model.classifier.requires_grad_(False)
+    state = run.run()
+    assert state.epoch == 2
+    assert state.best_epoch == 1
+    assert run.progress == pytest.approx(2 / 6)
+    saved = tmp_path / "model"
+    saved.mkdir()
+    run.save_model(saved)
+    assert BudgetFormerForSequenceClassification.from_pretrained(saved).config.training_progress == pytest.approx(1 / 3)
+
+
+def test_the_best_model_is_kept_and_old_checkpoints_are_not(whole: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    folder = whole[0] / "checkpoints"
+    names = sorted(p.name for p in folder.iterdir())
+    best = [e["epoch"] for e in lines(whole[0]) if e["kind"] == "epoch" and e["best"]][-1]
+    assert names == [f"best-{best:04d}", "step-00000010", "step-00000020"]
+    assert_same(load_file(folder / "step-00000020" / "model.safetensors"), whole[1])
+    assert not [p for p in whole[0].rglob("*") if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
+
+
+def test_token_budget_batches_train(prepared: runs.Prepared, tmp_path: Path) -> None:
+    recipe = RECIPE.changed({"token_budget": 256, "epochs": 1}, where="test")
+    run = fit(prepared, tmp_path, recipe)
+    state = run.run()
+    assert state.step == run.planned > 1
+
+
+def test_gates_can_have_their_own_rate(prepared: runs.Prepared, tmp_path: Path) -> None:
+    run = fit(prepared, tmp_path, RECIPE.changed({"gate_rate": 0.1}, where="test"))
+    run._step(run._plan(0)[0])
+    rates = [group["lr"] for group in run.optimizer.param_groups]
+    assert rates[1] == pytest.approx(0.1 * rates[0])
+    gates = sum(p.numel() for p in run.optimizer.param_groups[1]["params"])
+    assert gates == sum(p.numel() for n, p in run.model.named_parameters() if ".allocator." in n)
+
+
+def test_tensorboard_on_request(prepared: runs.Prepared, tmp_path: Path) -> None:
+    fit(prepared, tmp_path, RECIPE.changed({"epochs": 1}, where="test"), tensorboard=True).run()
+    assert list((tmp_path / "tensorboard").glob("events*"))

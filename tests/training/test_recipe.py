@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from budgetformer.errors import UsageError
+from budgetformer.training.recipe import PRESETS, Recipe
+
+
+def test_the_papers_recipe_is_the_papers() -> None:
+    paper = PRESETS["paper"]
+    assert (paper.epochs, paper.batch_size, paper.learning_rate) == (10, 16, 2e-5)
+    assert (paper.schedule, paper.warmup, paper.weight_decay, paper.clip) == ("constant", 0, 0.01, None)
+    assert dict(paper.model) == {}  # every option of the model at its default, which is the paper's
+
+
+def test_file_words_and_flags_in_that_order(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('preset = "tiny"\nepochs = 3\nlearning_rate = 2e-5\n[model]\nmin_heads = 0\ndropout = 0.2\n')
+    recipe = Recipe.make(None, file, ["epochs=5", "model.dropout=0.3", "model.entropy=off", "clip=none"], epochs=7)
+    assert recipe.preset == "tiny"
+    assert recipe.epochs == 7
+    assert recipe.learning_rate == 2e-5
+    assert recipe.clip is None
+    assert recipe.model["min_heads"] == 0
+    assert recipe.model["dropout"] == 0.3
+    assert recipe.model["entropy"] == "off"
+    assert recipe.batch_size == PRESETS["tiny"].batch_size
+
+
+def test_a_token_budget_replaces_the_batch_size() -> None:
+    recipe = Recipe.make("tiny", None, ["token_budget=4096"])
+    assert (recipe.batch_size, recipe.token_budget) == (None, 4096)
+    assert Recipe.make("tiny", None, ["token_budget=4096"], batch_size=8).token_budget is None
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["epoch=3"], "--set: key 'epoch' is not known: did you mean 'epochs'"),
+        (["epochs"], "write KEY=VALUE"),
+        (["epochs=0"], "epochs=0: give a whole number of at least 1"),
+        (["epochs=two"], "epochs='two'"),
+        (["learning_rate=0"], "learning_rate=0: give a number above 0"),
+        (["schedule=cosine"], "schedule='cosine': give one of linear, constant"),
+        (["precision=int8"], "precision='int8'"),
+        (["clip=-1"], "clip=-1"),
+        (["model=3"], "model=3 must be a table"),
+        (["batch_size=none"], "give one of the two"),
+        (["patience=0"], "patience=0"),
+        (["weight_decay=-1"], "weight_decay=-1"),
+    ],
+)
+def test_bad_words(words: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        Recipe.make("tiny", None, words)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("epochs = ", "cannot be read"),
+        ("epochz = 3", "'epochz' is not known: did you mean 'epochs'"),
+        ('preset = "huge"', "preset 'huge' is not known: give one of tiny, small, paper"),
+    ],
+)
+def test_bad_files(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "r.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=message):
+        Recipe.make(None, file)
+
+
+def test_missing_file() -> None:
+    with pytest.raises(UsageError, match="does not exist"):
+        Recipe.make(None, Path("nowhere.toml"))
+
+
+def test_recipes_are_plain_data() -> None:
+    data: dict[str, Any] = PRESETS["small"].to_json()
+    assert Recipe(**data) == PRESETS["small"]

@@ -1,0 +1,24 @@
+"""Data made for the tests: a word decides the label."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+GOOD, BAD = ("great", "lovely", "superb"), ("awful", "dull", "poor")
+REST = ("the", "film", "was", "a", "story", "of", "some", "people", "in", "town", "with", "music", "and", "light")
+    ["the", "film", "was", "a", "story", "of", "some", "people", "in", "town", "with", "music", "and", "light"]
+)
+
+
+def write_reviews(path: Path, rows: int = 200, seed: int = 0) -> Path:
+    """A CSV of short reviews, no two the same."""
+    rng = random.Random(seed)
+    lines = ["review,sentiment"]
+    for number in range(rows):
+        good = number % 2
+        words = [*rng.choices(REST, k=rng.randint(3, 12)), rng.choice(GOOD if good else BAD), str(number)]
+        rng.shuffle(words)
+        lines.append(f"{' '.join(words)},{'pos' if good else 'neg'}")
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return path
