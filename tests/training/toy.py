@@ -7,8 +7,6 @@ from pathlib import Path
 
 GOOD, BAD = ("great", "lovely", "superb"), ("awful", "dull", "poor")
 REST = ("the", "film", "was", "a", "story", "of", "some", "people", "in", "town", "with", "music", "and", "light")
-    ["the", "film", "was", "a", "story", "of", "some", "people", "in", "town", "with", "music", "and", "light"]
-)
 
 
 def write_reviews(path: Path, rows: int = 200, seed: int = 0) -> Path:
