@@ -13,8 +13,9 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet -e '.[data,demo,track,dev]'
 	touch $@
 
+# Real film reviews: a BudgetFormer and its dense twin, compared. Run again, it continues or shows the result.
 demo: install
-	$(BIN)/budgetformer cost --paper
+	$(BIN)/budgetformer train demo:rotten_tomatoes --with-baseline --resume -o runs/demo
 
 test: install
 	$(BIN)/python -m pytest

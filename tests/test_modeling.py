@@ -69,6 +69,7 @@ def test_a_text_gets_the_same_answer_in_any_company(lengths: list[int], extra: i
         {"topk_from": 0.0},
         {"topk_from": 0.0, "renormalize": True, "min_heads": 0, "s_min": 0.0, "cost_weight": 0.1},
         {"topk_from": 0.0, "min_heads": 0, "rounding": "ceil", "entropy": "off", "target_budget": 0.3},
+        {"budget_as": "count", "topk_from": 0.5, "min_heads": 0, "cost_weight": 0.1},
         {"entropy": "printed", "pool_padding": True, "pooling": "first", "scale_embeddings": True},
     ],
     ids=lambda o: ",".join(o) or "paper",
@@ -82,8 +83,9 @@ def test_every_parameter_gets_a_gradient_in_every_step(allocator: dict[str, Any]
         assert [name for name, p in model.named_parameters() if p.grad is None] == []
 
 
-def test_gradients_exist_even_where_no_sample_uses_any_head() -> None:
-    model = build(topk_from=0.0, min_heads=0).train()
+@pytest.mark.parametrize("budget_as", ["gain", "count"])
+def test_gradients_exist_even_where_no_sample_uses_any_head(budget_as: Any) -> None:
+    model = build(topk_from=0.0, min_heads=0, budget_as=budget_as).train()
     with torch.no_grad():
         for block in model.encoder.blocks:
             block.attention.allocator.budget_net[2].bias.fill_(-50.0)

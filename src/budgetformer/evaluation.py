@@ -78,7 +78,8 @@ def run_model(
     with torch.inference_mode():
         for chosen in eval_plan(encoded.lengths, token_budget=token_budget)[share[0] :: share[1]]:
             batch = collate(encoded, chosen, model.config.pad_token_id or 0).to(model.device)
-            out = model(batch.input_ids, batch.attention_mask, progress=progress, budget=dial)
+            types = batch.token_type_ids
+            out = model(batch.input_ids, batch.attention_mask, token_type_ids=types, progress=progress, budget=dial)
             logits[chosen] = out.logits.float().cpu().numpy()
             losses[chosen] = _row_losses(out.logits.float(), batch.labels, model.config).cpu().numpy()
             layered = out.allocations

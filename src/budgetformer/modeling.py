@@ -92,6 +92,7 @@ class BudgetFormerConfig(PreTrainedConfig):
     dropout: float = 0.1
     attention_dropout: float = 0.1
     scale_embeddings: bool = False
+    segment_embeddings: bool = False
     pooling: Literal["mean", "first"] = "mean"
     pad_token_id: int | None = 0
 
@@ -101,6 +102,7 @@ class BudgetFormerConfig(PreTrainedConfig):
 
     min_heads: int = Selection.min_heads
     rounding: Literal["floor", "round", "ceil"] = Selection.rounding
+    budget_as: Literal["gain", "count"] = Selection.budget_as
     renormalize: bool = Selection.renormalize
     topk_from: float | None = Selection.topk_from
     pool_padding: bool = Selection.pool_padding
@@ -255,6 +257,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             attention_dropout=config.attention_dropout,
             activation=config.hidden_act,
             scale_embeddings=config.scale_embeddings,
+            segments=config.segment_embeddings,
         )
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, config.labels)
@@ -268,8 +271,8 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             init.xavier_uniform_(module.weight)
             init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
-            std = 1.0 / math.sqrt(module.embedding_dim) if self.config.scale_embeddings else 1.0
-            init.normal_(module.weight, std=std)
+            scaled = self.config.scale_embeddings and module.num_embeddings == self.config.vocab_size
+            init.normal_(module.weight, std=1.0 / math.sqrt(module.embedding_dim) if scaled else 1.0)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
@@ -303,7 +306,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
 
         `progress` is t/T (default: the progress stored in the config). `budget` is the dial, heeded at evaluation
         only. `attention_heads` names, by layer, the heads whose attention maps are wanted; `output_attentions`
-        asks for all. The architecture has no segment embedding: `token_type_ids` is accepted and not used.
+        asks for all. `token_type_ids` is used where the model has `segment_embeddings` (the paper's has none).
         """
         mask_BN = padding_mask(attention_mask)
         self._check_ids(input_ids)

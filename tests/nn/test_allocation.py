@@ -81,6 +81,27 @@ def test_renormalised_weights_keep_the_mass_of_the_dropped_heads() -> None:
     torch.testing.assert_close(allocation.weights, torch.tensor([[0.0, 0.0, 6 / 7, 8 / 7]]))
 
 
+def test_a_budget_that_counts_heads_does_not_scale_them() -> None:
+    counting = Selection(budget_as="count")
+    for s in (0.5, 0.7):  # both keep two of four heads
+        allocation = allocate(torch.tensor([s]), P, counting, keep_top=True)
+        assert allocation.active.tolist() == [[False, False, True, True]]
+        torch.testing.assert_close(allocation.weights, torch.tensor([[0.0, 0.0, 6 / 7, 8 / 7]]))
+    none = allocate(torch.tensor([0.1]), P, Selection(budget_as="count", min_heads=0), keep_top=True)
+    assert none.weights is not None
+    assert none.weights.tolist() == [[0.0, 0.0, 0.0, 0.0]]
+
+
+@pytest.mark.parametrize("keep_top", [True, False])
+def test_a_budget_that_counts_heads_learns_what_one_head_more_would_do(keep_top: bool) -> None:
+    s = torch.tensor([0.5], requires_grad=True)
+    allocation = allocate(s, P, Selection(budget_as="count"), keep_top=keep_top)
+    assert allocation.weights is not None
+    wanted = torch.tensor([[0.0, 1.0, 0.0, 0.0]])  # the third head by relevance, just outside of the two
+    (gradient,) = torch.autograd.grad((allocation.weights * wanted).sum(), s)
+    assert gradient.item() > 0
+
+
 @pytest.mark.parametrize(
     ("s", "rounding", "min_heads", "k"),
     [
@@ -273,7 +294,12 @@ def test_a_wrong_dial_names_itself_and_the_remedy(text: str) -> None:
 
 @pytest.mark.parametrize(
     ("options", "field"),
-    [({"min_heads": -1}, "min_heads"), ({"rounding": "up"}, "rounding"), ({"topk_from": 2.0}, "topk_from")],
+    [
+        ({"min_heads": -1}, "min_heads"),
+        ({"budget_as": "both"}, "budget_as"),
+        ({"rounding": "up"}, "rounding"),
+        ({"topk_from": 2.0}, "topk_from"),
+    ],
 )
 def test_impossible_selections_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(UsageError, match=field):

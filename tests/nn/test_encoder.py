@@ -9,7 +9,7 @@ import torch
 
 from budgetformer.errors import UsageError
 from budgetformer.nn import AllHeads, BudgetedEncoder
-from budgetformer.nn.encoder import padding_mask, sinusoids
+from budgetformer.nn.encoder import Embedding, padding_mask, sinusoids
 
 
 def encoder(layers: int = 2) -> BudgetedEncoder:
@@ -66,3 +66,13 @@ def test_maps_of_the_wanted_heads_only() -> None:
 def test_a_text_longer_than_the_positions_is_refused() -> None:
     with pytest.raises(UsageError, match="13 tokens but the model has 12 positions: truncate"):
         encoder()(torch.ones(1, 13, dtype=torch.long), None, 0.0)
+
+
+def test_segments_tell_the_texts_of_a_pair_apart() -> None:
+    embedding = Embedding(50, 16, 12, 0.0, scale=False, segments=True).eval()
+    assert embedding.segments is not None
+    ids = torch.tensor([[3, 4, 3]])
+    first, second = embedding.segments.weight
+    plain = embedding.tokens(ids) + sinusoids(12, 16)[:3]
+    torch.testing.assert_close(embedding(ids), plain + first)
+    torch.testing.assert_close(embedding(ids, torch.tensor([[0, 0, 1]]))[0, 2], plain[0, 2] + second)

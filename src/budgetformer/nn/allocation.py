@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from budgetformer.errors import UsageError
 from budgetformer.nn.exploration import Exploration
 
+# How softly the relaxed count of heads goes from one head to the next, in heads.
+_COUNT_SOFTNESS = 0.5
 # A dial of 0.7 over 10 heads means 7 of them, although 0.7 * 10 may round to 6.999...
 _ROUNDING_SLACK = 1e-6
 _DIAL_HELP = "learned, full, fixed:X, max:X (X in [0, 1]), or the paper's ablations override:X and random"
@@ -80,6 +82,7 @@ class Selection:
 
     min_heads: int = 1  # 0 lets an input skip a layer's attention altogether
     rounding: Literal["floor", "round", "ceil"] = "floor"
+    budget_as: Literal["gain", "count"] = "gain"  # s scales the output (the paper), or s only counts heads
     renormalize: bool = False  # spread the dropped heads' weight over the kept ones
     topk_from: float | None = None  # progress from which training keeps only the top k; None: never
     pool_padding: bool = False  # mean over all N positions, as the paper prints it
@@ -87,6 +90,8 @@ class Selection:
     def __post_init__(self) -> None:
         if self.min_heads < 0:
             raise UsageError(f"min_heads={self.min_heads}: give 0 (attention may be skipped) or more")
+        if self.budget_as not in ("gain", "count"):
+            raise UsageError(f"budget_as={self.budget_as!r}: give gain or count")
         if self.rounding not in ("floor", "round", "ceil"):
             raise UsageError(f"rounding={self.rounding!r}: give floor, round or ceil")
         if self.topk_from is not None and not 0 <= self.topk_from <= 1:
@@ -108,11 +113,16 @@ class Selection:
         return heads
 
 
-def top_k(relevance: Tensor, heads: Tensor) -> Tensor:
-    """Mark the k most relevant heads of each sample; of equals, the lower index wins. (B, H), (B,) -> (B, H) bool."""
+def ranks(relevance: Tensor) -> Tensor:
+    """Each head's place by relevance, 0 for the most relevant; of equals, the lower index wins. (B, H) -> (B, H)."""
     order = relevance.sort(dim=-1, descending=True, stable=True).indices
-    ranks = torch.arange(relevance.shape[-1], device=relevance.device).expand_as(order)
-    return torch.empty_like(order).scatter_(-1, order, ranks) < heads[:, None]
+    places = torch.arange(relevance.shape[-1], device=relevance.device).expand_as(order)
+    return torch.empty_like(order).scatter_(-1, order, places)
+
+
+def top_k(relevance: Tensor, heads: Tensor) -> Tensor:
+    """Mark the k most relevant heads of each sample. (B, H), (B,) -> (B, H) bool."""
+    return ranks(relevance) < heads[:, None]
 
 
 def pool(x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
@@ -129,6 +139,8 @@ def allocate(
     """Turn s and p into weights and active heads: w = s H p, masked to the top k where `keep_top`."""
     H = relevance.shape[-1]
     heads = selection.dialled(selection.count(budget, H), dial or Dial(), H)
+    if selection.budget_as == "count":
+        return _allocate_count(budget, relevance, heads, keep_top)
     weights = budget[:, None] * H * relevance
     if not keep_top:
         return Allocation(budget, relevance, heads, torch.ones_like(relevance, dtype=torch.bool), weights)
@@ -137,6 +149,24 @@ def allocate(
         kept = (relevance * active).sum(dim=-1, keepdim=True)
         weights = weights / torch.where(active.any(dim=-1, keepdim=True), kept, torch.ones_like(kept))
     return Allocation(budget, relevance, heads, active, weights * active)
+
+
+def _allocate_count(budget: Tensor, relevance: Tensor, heads: Tensor, keep_top: bool) -> Allocation:
+    """s counts heads and does not scale them: weights are p over the kept heads, with a mean of 1.
+
+    The number of heads is a step function of s. Its gradient is that of a sigmoid over ranks, so that s learns from
+    what one head more or less would do (straight-through where only the top k are kept).
+    """
+    rank = ranks(relevance)
+    soft = ((budget[:, None] * relevance.shape[-1] - rank - 0.5) / _COUNT_SOFTNESS).sigmoid()
+    active = rank < heads[:, None] if keep_top else torch.ones_like(soft, dtype=torch.bool)
+    kept = active + (soft - soft.detach()) if keep_top else soft
+    share = relevance * kept
+    total = share.sum(dim=-1, keepdim=True)
+    some = active.any(dim=-1, keepdim=True)
+    weights = kept.sum(dim=-1, keepdim=True) * share / torch.where(some, total, torch.ones_like(total))
+    weights = torch.where(some, weights, share)
+    return Allocation(budget, relevance, heads, active, weights)  # exactly zero, with a gradient, on inactive heads
 
 
 class HeadAllocator(nn.Module, ABC):

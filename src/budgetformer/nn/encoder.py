@@ -42,17 +42,20 @@ def sinusoids(length: int, width: int) -> Tensor:
 
 
 class Embedding(nn.Module):
-    """Word pieces plus sinusoidal positions."""
+    """Word pieces plus sinusoidal positions; plus which text of a pair a piece is from, where `segments` is set."""
 
-    def __init__(self, vocab: int, width: int, positions: int, dropout: float, scale: bool) -> None:
+    def __init__(
+        self, vocab: int, width: int, positions: int, dropout: float, scale: bool, segments: bool = False
+    ) -> None:
         super().__init__()
         self.tokens = nn.Embedding(vocab, width)
+        self.segments = nn.Embedding(2, width) if segments else None
         self.scale = math.sqrt(width) if scale else 1.0
         self.dropout = nn.Dropout(dropout)
         self.positions: Tensor
         self.register_buffer("positions", sinusoids(positions, width), persistent=False)
 
-    def forward(self, ids_BN: Tensor) -> Tensor:
+    def forward(self, ids_BN: Tensor, segments_BN: Tensor | None = None) -> Tensor:
         length, limit = ids_BN.shape[1], self.positions.shape[0]
         if length > limit:
             raise UsageError(
@@ -61,6 +64,8 @@ class Embedding(nn.Module):
                 "max_position_embeddings"
             )
         x_BND = self.tokens(ids_BN) * self.scale + self.positions[:length]
+        if self.segments is not None:
+            x_BND = x_BND + self.segments(torch.zeros_like(ids_BN) if segments_BN is None else segments_BN)
         out: Tensor = self.dropout(x_BND)
         return out
 
@@ -109,9 +114,10 @@ class BudgetedEncoder(nn.Module):
         attention_dropout: float = 0.1,
         activation: Activation = "relu",
         scale_embeddings: bool = False,
+        segments: bool = False,
     ) -> None:
         super().__init__()
-        self.embedding = Embedding(vocab, width, positions, dropout, scale_embeddings)
+        self.embedding = Embedding(vocab, width, positions, dropout, scale_embeddings, segments)
         self.blocks: Sequence[Block] = nn.ModuleList(  # type: ignore[assignment]
             Block(BudgetedAttention(width, allocator, attention_dropout), width, inner, dropout, activation)
             for allocator in allocators
@@ -124,11 +130,12 @@ class BudgetedEncoder(nn.Module):
         progress: float,
         dial: Dial | None = None,
         map_heads: Mapping[int, Sequence[int]] | None = None,
+        segments_BN: Tensor | None = None,
     ) -> Encoded:
         """Encode a batch; `map_heads` names, by layer, the heads whose attention maps are wanted."""
         if wrong := [layer for layer in map_heads or {} if not 0 <= layer < len(self.blocks)]:
             raise UsageError(f"layer {wrong[0]} does not exist: layers are 0 to {len(self.blocks) - 1}")
-        x_BND = self.embedding(ids_BN)
+        x_BND = self.embedding(ids_BN, segments_BN)
         allocations, maps = [], {}
         for layer, block in enumerate(self.blocks):
             if map_heads and map_heads.get(layer):

@@ -164,7 +164,8 @@ class Fit:
         mine = piece[self.rank :: self.world]
         rows = mine if len(mine) else piece[:1]  # every process must take part; a borrowed row weighs nothing
         batch = collate(self.train, rows, self.model.config.pad_token_id or 0).to(self.accelerator.device)
-        out = self.wrapped(batch.input_ids, batch.attention_mask, batch.labels, progress=self.progress)
+        ids, mask, types = batch.input_ids, batch.attention_mask, batch.token_type_ids
+        out = self.wrapped(ids, mask, batch.labels, token_type_ids=types, progress=self.progress)
         self.accelerator.backward(out.loss * (len(mine) * self.world / of))
         with torch.no_grad():
             record = {"loss": out.loss.detach(), **{f"loss.{k}": v.detach() for k, v in out.loss_parts.items()}}
@@ -328,7 +329,8 @@ class Fit:
 
 def make_accelerator(recipe: Recipe) -> Accelerator:
     """accelerate with the recipe's precision; fp32 unless asked."""
-    return Accelerator(mixed_precision="no" if recipe.precision == "fp32" else recipe.precision)
+    precision = "no" if recipe.precision == "fp32" else recipe.precision
+    return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=precision)
 
 
 @contextmanager

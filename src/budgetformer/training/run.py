@@ -22,6 +22,7 @@ from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_model, summarize
 from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
+from budgetformer.training.card import write_card
 from budgetformer.training.checkpoint import read_json, write_directory, write_json
 from budgetformer.training.loop import Fit, Interrupted, make_accelerator
 from budgetformer.training.provenance import environment
@@ -146,6 +147,7 @@ def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
     if recipe.class_weights == "balanced":
         options["class_weights"] = _balanced(prepared.splits["train"].labels, len(data.labels), data.task)
     options["pad_token_id"] = tokenizer.pad_token_id
+    options["segment_embeddings"] = data.is_pair and recipe.preset != "paper"
     config = BudgetFormerConfig.preset(recipe.preset, **{**options, **recipe.model})
     if config.max_position_embeddings < recipe.max_length:
         raise UsageError(
@@ -338,9 +340,14 @@ def _compare(prepared: Prepared, folder: Path, ours: Outcome | None, twin: Outco
         a, b = right(ours, encoded, task), right(twin, encoded, task)
         result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
         write_json(folder / "evaluation.json", result)
-        write_report(folder / "baseline")
-    write_report(folder)
+        _publish(folder / "baseline", other)
+    _publish(folder, result)
     return result
+
+
+def _publish(folder: Path, result: dict[str, Any]) -> None:
+    write_card(folder, read_json(folder / "run.json", "resume the run"), result)
+    write_report(folder)
 
 
 def _record(

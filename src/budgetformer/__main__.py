@@ -1,0 +1,5 @@
+"""python -m budgetformer: the command line."""
+
+from budgetformer.cli import main
+
+main()
