@@ -99,7 +99,7 @@ def test_mcnemar_is_the_exact_binomial_test(only_ours: int, only_theirs: int, p:
     assert result["p_value"] == pytest.approx(p)
     assert ("not significantly" in result["verdict"]) is (p >= 0.05)
     if only_ours == 10:
-        assert result["verdict"].startswith("better than the baseline by 58.82 points")
+        assert result["verdict"].startswith("better than the dense twin by 58.82 points")
 
 
 def test_mcnemar_does_not_overflow() -> None:

@@ -23,6 +23,7 @@ FLOORS = [
     {"report"},
     {"training"},
     {"cli"},
+    {"__main__"},
 ]
 RANK = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 EXTERNAL = {

@@ -326,9 +326,9 @@ def mcnemar(ours: Sequence[bool] | NDArray[Any], theirs: Sequence[bool] | NDArra
     difference = float(a.mean() - b.mean()) if len(a) else 0.0
     points = f"{100 * abs(difference):.2f} points"
     if p >= 0.05:
-        verdict = f"not significantly different from the baseline ({100 * difference:+.2f} points, p = {p:.2g})"
+        verdict = f"not significantly different from the dense twin ({100 * difference:+.2f} points, p = {p:.2g})"
     else:
-        verdict = f"{'better' if difference > 0 else 'worse'} than the baseline by {points} (p = {p:.2g})"
+        verdict = f"{'better' if difference > 0 else 'worse'} than the dense twin by {points} (p = {p:.2g})"
     return {
         "only_ours_right": only_ours,
         "only_baseline_right": only_theirs,

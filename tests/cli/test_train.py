@@ -58,7 +58,7 @@ def test_it_learns_and_says_so(run: Path) -> None:
     assert result["test"]["quality"]["labels"] == ["neg", "pos"]
     assert [d["dial"] for d in result["dials"]][:2] == ["learned", "fixed:0.125"]
     assert result["baseline"]["test"]["budget"]["k_over_h"] == 1.0
-    assert "baseline" in result["versus_baseline"]["verdict"]
+    assert "the dense twin" in result["versus_baseline"]["verdict"]
     assert result["test"]["hardest"][0]["text"]
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "done"

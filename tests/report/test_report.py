@@ -142,7 +142,7 @@ def complete() -> dict[str, Any]:
         "baseline": {"test": theirs, "validation": theirs},
         "versus_baseline": {
             "only_ours_right": 160, "only_baseline_right": 178, "difference": -0.0023, "p_value": 0.35,
-            "verdict": "no significant difference from the baseline (-0.23 points, p = 0.35)",
+            "verdict": "not significantly different from the dense twin (-0.23 points, p = 0.35)",
         },
     }  # fmt: skip
 
@@ -194,7 +194,7 @@ def test_a_complete_run_says_everything(tmp_path: Path) -> None:
         "A Transformer of 4 layers with 8 heads each and 4,743,812 parameters",
         "trained on 108,000 texts from news.csv to predict one of 4 classes",
         "95 % interval 90.9 to 92.2 %",
-        "Against its dense twin, the baseline: no significant difference from the baseline (-0.23 points, p = 0.35).",
+        "This model is not significantly different from the dense twin (-0.23 points, p = 0.35).",
         "best after epoch 3 (90.0 %)",
         "from 12.5 % of the heads (accuracy 86.6 %) to 100.0 % (91.8 %); left to itself the model runs 25.5 %",
         "Layer 1 runs the most heads (59.0 %)",

@@ -57,7 +57,7 @@ def verdict(run: Run) -> str:
     said = dig(run.evaluation, "versus_baseline", "verdict")
     if said:
         whom = " (counting texts with all labels right)" if run.main.get("task") == "multi_label_classification" else ""
-        return f"Against its dense twin, the baseline{whom}: {said}."
+        return f"This model is {said}{whom}."
     ours, theirs = number(run.main.get("score")), number(run.twin.get("score"))
     if ours is None or theirs is None:
         return "No dense twin was evaluated, so this page cannot say what the saved heads cost in quality."

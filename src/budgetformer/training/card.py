@@ -39,7 +39,7 @@ def _lines(record: dict[str, Any], result: dict[str, Any]) -> list[str]:
         f"| training | {training['epochs']} epochs, {training['steps']:,} steps, {training['seconds'] / 60:.1f} min |",
     ]
     if result["versus_baseline"]:
-        lines += ["", f"Against its dense twin it is {result['versus_baseline']['verdict']}."]
+        lines += ["", f"This model is {result['versus_baseline']['verdict']}."]
     if record["labels"]:
         lines += ["", f"Labels: {', '.join(f'`{label}`' for label in record['labels'][:50])}."]
     lines += ["", "## Use", "```python"]
