@@ -49,14 +49,13 @@ def _sdpa_flops(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = N
 @pytest.mark.parametrize("allocator", ["learned", "all", "static", "random"])
 def test_closed_form_equals_torchs_counter(allocator: Any) -> None:
     config = BudgetFormerConfig.preset("tiny", vocab_size=50, num_labels=3, allocator=allocator)
-    model = BudgetFormerForSequenceClassification(config).eval()
+    model = BudgetFormerForSequenceClassification(config).train()  # the definition: every head is computed
     B, N = 3, 11
     mask = torch.ones(B, N)
     mask[0, 7:] = 0  # pooling is a product only where something is padded
     mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _sdpa_flops}
     with FlopCounterMode(display=False, custom_mapping=mapping) as counter, torch.inference_mode():
         model(torch.ones(B, N, dtype=torch.long), mask)
-    # The reference path computes every head, so it is counted with all heads active.
     mode = "dense" if allocator == "all" else "paper"
     expected = count(model_shape(config), N, [4, 4], mode).total
     if allocator == "static":

@@ -172,6 +172,8 @@ def _allocate_count(budget: Tensor, relevance: Tensor, heads: Tensor, keep_top: 
 class HeadAllocator(nn.Module, ABC):
     """Decides from a layer's input which heads each sample gets. Computes in fp32 whatever the precision."""
 
+    reads_padding = False  # where True, hidden states must be right at padding too
+
     def __init__(self, num_heads: int) -> None:
         super().__init__()
         self.num_heads = num_heads
@@ -203,6 +205,7 @@ class GatedHeads(HeadAllocator):
         super().__init__(num_heads)
         self.exploration = exploration
         self.selection = selection
+        self.reads_padding = selection.pool_padding
         if selection.min_heads > num_heads:
             raise UsageError(f"min_heads={selection.min_heads} exceeds the {num_heads} heads of a layer: lower it")
 

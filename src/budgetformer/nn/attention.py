@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
+from budgetformer.nn.selective import evaluate_active
 
 
 def attend(q_BHNd: Tensor, k_BHNd: Tensor, v_BHNd: Tensor, mask_BN: Tensor | None, dropout: float = 0.0) -> Tensor:
@@ -43,7 +44,10 @@ class BudgetedAttention(nn.Module):
     ) -> tuple[Tensor, Allocation]:
         """Allocate heads, evaluate them and project back. -> (B, N, D) and what was allocated."""
         allocation = self.allocator(x_BND, mask_BN, progress, dial)
-        return self.evaluate(x_BND, mask_BN, allocation), allocation
+        y_BND = None
+        if not self.training and (mask_BN is None or not self.allocator.reads_padding):
+            y_BND = evaluate_active(x_BND, mask_BN, allocation.active, allocation.weights, self.qkv, self.out)
+        return self.evaluate(x_BND, mask_BN, allocation) if y_BND is None else y_BND, allocation
 
     def evaluate(self, x_BND: Tensor, mask_BN: Tensor | None, allocation: Allocation) -> Tensor:
         """The definition: all heads are computed, then multiplied by their weights. -> (B, N, D)."""

@@ -92,8 +92,14 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Allocation]:
         y_BND, allocation = self.attention(x_BND, mask_BN, progress, dial)
         x_BND = self.attention_norm(x_BND + self.dropout(y_BND))
-        y_BND = self.outer(self.activation(self.inner(x_BND)))
-        return self.feedforward_norm(x_BND + self.dropout(y_BND)), allocation
+        if self.training or mask_BN is None or self.attention.allocator.reads_padding:
+            return self.feedforward(x_BND), allocation
+        return x_BND.masked_scatter(mask_BN[..., None], self.feedforward(x_BND[mask_BN])), allocation
+
+    def feedforward(self, x: Tensor) -> Tensor:
+        """Position by position, so padding may be left out. (..., D) -> (..., D)."""
+        out: Tensor = self.feedforward_norm(x + self.dropout(self.outer(self.activation(self.inner(x)))))
+        return out
 
 
 class BudgetedEncoder(nn.Module):
