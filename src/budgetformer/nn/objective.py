@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -111,6 +112,16 @@ def allocation_losses(allocations: Sequence[Allocation], objective: Objective, b
     if objective.cost_weight:
         parts["cost"] = objective.cost_weight * budget_LB.mean()
     if (targets := objective.targets(len(gated))) is not None:
-        gap_L = budget_LB.mean(dim=1) - budget_LB.new_tensor(targets)
+        gap_L = _mean_over_processes(budget_LB) - budget_LB.new_tensor(targets)
         parts["target"] = objective.target_weight * (gap_L**2).mean()
     return parts
+
+
+def _mean_over_processes(budget_LB: Tensor) -> Tensor:
+    """Each layer's mean over the batch of all processes that train together; the gradient is this process's own."""
+    mean_L = budget_LB.mean(dim=1)
+    if not (torch.is_grad_enabled() and dist.is_available() and dist.is_initialized()):
+        return mean_L
+    sums = torch.cat([budget_LB.detach().sum(dim=1), budget_LB.new_tensor([budget_LB.shape[1]])])
+    dist.all_reduce(sums)
+    return mean_L + (sums[:-1] / sums[-1] - mean_L).detach()
