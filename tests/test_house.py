@@ -19,7 +19,7 @@ FLOORS = [
     {"cost"},
     {"data"},
     {"modeling"},
-    {"evaluation"},
+    {"evaluation", "bench"},
     {"report"},
     {"training"},
     {"cli"},

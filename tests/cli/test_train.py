@@ -240,3 +240,14 @@ def test_two_processes_do_the_work_of_one(reviews: Path, tmp_path: Path) -> None
         # The bias of keys has no gradient but rounding, which Adam blows up; everything else must agree.
         if not name.endswith("qkv.bias"):
             torch.testing.assert_close(a[name], b[name], atol=2e-4, rtol=1e-3, msg=name)
+
+
+def test_bench_times_a_run_from_text_to_label(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("bench", str(run), "--texts", "12", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["texts"] == 12
+    assert [row["batch"] for row in result["rows"]] == [1, 8, 32]
+    assert 0 < result["k_over_h"] <= 1
+    assert result["energy"] is None
+    assert command("bench", str(run / "baseline")) == 4
+    assert "no dense twin to compare with" in capsys.readouterr().err

@@ -181,15 +181,17 @@ def test_the_choice_of_the_cheapest_way() -> None:
 
 
 def test_where_the_dense_layer_must_do_it() -> None:
-    attention, x = BudgetedAttention(8, AllHeads(4)).eval(), torch.randn(2, 3, 8)
+    attention, x = BudgetedAttention(64, AllHeads(4)).eval(), torch.randn(2, 160, 64)
     layers = attention.qkv, attention.out
-    holes = torch.tensor([[True, False, True], [True, True, False]])
-    nobody = torch.tensor([[True, True, True], [False, False, False]])
+    holes = torch.ones(2, 160, dtype=torch.bool)
+    holes[0, 3] = False
+    nobody = torch.tensor([[True], [False]]).expand(2, 160)
     none, every = torch.zeros(2, 4).bool(), torch.ones(2, 4).bool()
     assert evaluate_active(x, holes, none, None, *layers) is None
     assert evaluate_active(x, nobody, none, None, *layers) is None
     assert evaluate_active(x, None, every, None, *layers) is None
-    torch.testing.assert_close(evaluate_active(x, None, none, None, *layers), attention.out.bias.expand(2, 3, 8))
+    assert evaluate_active(x[:, :3], None, none, None, *layers) is None, "less work than a plan"
+    torch.testing.assert_close(evaluate_active(x, None, none, None, *layers), attention.out.bias.expand(2, 160, 64))
 
 
 def test_an_export_records_the_dense_layer() -> None:

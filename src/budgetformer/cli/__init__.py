@@ -39,6 +39,7 @@ def main() -> None:
 
 
 # Verbs register themselves on `app`.
+from budgetformer.cli import bench as _bench  # noqa: E402, F401
 from budgetformer.cli import check as _check  # noqa: E402, F401
 from budgetformer.cli import cost as _cost  # noqa: E402, F401
 from budgetformer.cli import eval as _eval  # noqa: E402, F401

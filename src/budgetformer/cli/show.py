@@ -89,3 +89,53 @@ def print_evaluations(evaluations: list[dict[str, Any]], title: str) -> None:
             f"{100 * cost['flops_ratio']:.1f} %",
         )  # fmt: skip
     Console(highlight=False).print(table)
+
+
+def print_bench(result: dict[str, Any]) -> None:
+    """Times, ratios and ceilings; where selective execution is slower, it says so."""
+    console = Console(highlight=False)
+    machine = result["environment"]
+    if result["rows"]:
+        table = Table(title=f"{machine['threads']} threads, {machine['cpu']}, torch {machine['torch']}")
+        for heading in ("what", "batch", "length", "k/H", "dense ms", "selective ms", "speed-up", "FLOPs allow", ""):
+            table.add_column(heading, justify="left" if heading in ("what", "") else "right")
+        for row in result["rows"]:
+            table.add_row(
+                row["what"], str(row["batch"]), str(row["length"]), f"{row['k']}/{row['heads']}",
+                f"{row['dense_ms']:.2f}", f"{row['selective_ms']:.2f}", f"{row['speedup']:.2f}x",
+                f"{row['ideal']:.2f}x", "slower" if row["speedup"] < 1 else "",
+            )  # fmt: skip
+        console.print(table)
+    if result["memory"]:
+        table = Table(title="peak memory of one forward pass above the model, MiB, fresh processes")
+        for heading in ("batch", "length", "heads", "attention block", "whole model"):
+            table.add_column(heading, justify="right")
+        for row in result["memory"]:
+            heads = "all (dense)" if row["k"] is None else str(row["k"])
+            table.add_row(
+                str(row["batch"]), str(row["length"]), heads, f"{row['block_mib']:.0f}", f"{row['model_mib']:.0f}"
+            )
+        console.print(table)
+
+
+def print_run_bench(result: dict[str, Any]) -> None:
+    """A run against its dense twin, from text to label."""
+    console = Console(highlight=False)
+    table = Table(title=f"{result['texts']} {result['split']} texts of {result['run']}, from text to label")
+    for heading in ("batch", "dense ms", "selective ms", "speed-up", "texts/s"):
+        table.add_column(heading, justify="right")
+    for row in result["rows"]:
+        table.add_row(
+            str(row["batch"]), f"{row['dense_ms']:.0f}", f"{row['selective_ms']:.0f}", f"{row['speedup']:.2f}x",
+            f"{row['texts_per_second']:.0f}",
+        )  # fmt: skip
+    console.print(table)
+    console.print(
+        f"k/H {result['k_over_h']:.3f}: FLOPs allow {result['ideal']:.2f}x; without any attention it would be "
+        f"{result['ceiling']:.2f}x.", soft_wrap=True,
+    )  # fmt: skip
+    for name, energy in (result["energy"] or {}).items():
+        console.print(
+            f"{name}: {energy['joules']:.1f} J and {energy['grams_co2']:.4f} g CO2 a thousand texts, "
+            f"{energy['source']}; intensity: {energy['intensity']}", soft_wrap=True,
+        )  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +44,14 @@ class Encoded:
     @property
     def lengths(self) -> NDArray[np.int64]:
         return np.diff(self.offsets)
+
+    def first(self, rows: int) -> Encoded:
+        """The first rows alone."""
+        kept = self.offsets[: rows + 1]
+        return replace(
+            self, tokens=self.tokens[: kept[-1]], offsets=kept, labels=self.labels[:rows],
+            pair_start=self.pair_start[:rows], lines=self.lines[:rows],
+        )  # fmt: skip
 
     def lengths_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64]:
         """The number of tokens of each of these rows."""

@@ -52,6 +52,8 @@ def evaluate_active(
     (B, N, D), H = x_BND.shape, active_BH.shape[1]
     if torch.compiler.is_exporting():
         return None  # what is recorded must not depend on the example's heads
+    if _CPU.block > 8 * B * N * D * D + 4 * B * N * N * D:
+        return None  # less work than a plan
     if mask_BN is None and active_BH.all():
         return None  # the frequent case of nothing to leave out must not pay for a plan
     spans = real_tokens(mask_BN, B, N)

@@ -242,7 +242,7 @@ def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequen
     tokenizer = load_tokenizer(folder, offline=True)
     validation = prepared.splits["validation"]
     rows = np.arange(min(_LOOKED_AT, len(validation)))
-    few = _first_rows(validation, len(rows))
+    few = validation.first(len(rows))
     examples = prepared.data.splits["validation"].examples()
     for row, example in zip(rows, examples, strict=False):
         limit = int(validation.lengths.max())
@@ -252,16 +252,6 @@ def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequen
             raise ModelError(f"{folder}: the saved tokenizer does not give the ids that the model was trained on")
     if not np.array_equal(run_model(loaded, few).logits, run_model(model, few).logits):
         raise ModelError(f"{folder}: the reloaded model predicts differently from the one that was trained")
-
-
-def _first_rows(encoded: Encoded, rows: int) -> Encoded:
-    return replace(
-        encoded,
-        offsets=encoded.offsets[: rows + 1],
-        labels=encoded.labels[:rows],
-        pair_start=encoded.pair_start[:rows],
-        lines=encoded.lines[:rows],
-    )
 
 
 def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> Outcome:

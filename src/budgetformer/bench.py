@@ -1,0 +1,188 @@
+"""How fast heads are that do not run: the attention block, the whole model, and a run from text to label.
+
+Every figure is a ratio of medians in one process where the rivals take turns. The dense rivals are our own encoder with
+all heads (SDPA), `torch.nn.TransformerEncoder`'s fast path, and a `transformers` BERT of the same shape.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from budgetformer.cost.flops import ModelShape, count
+from budgetformer.cost.memory import in_fresh_process
+from budgetformer.cost.timing import take_turns
+from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.nn.allocation import AllHeads, Allocation
+from budgetformer.nn.attention import BudgetedAttention
+from budgetformer.nn.selective import evaluate_active
+
+
+@dataclass(frozen=True)
+class Row:
+    """One comparison. `speedup` is against the fastest dense rival; `ideal` is the ratio of counted FLOPs."""
+
+    what: str  # "attention" or "model"
+    batch: int
+    length: int
+    heads: int
+    k: int
+    dense_ms: float  # the fastest dense rival
+    selective_ms: float
+    speedup: float
+    ideal: float
+    rivals_ms: dict[str, float]
+
+    @property
+    def slower(self) -> bool:
+        return self.speedup < 1.0
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Size:
+    """The model that is timed; the defaults are the paper's."""
+
+    width: int = 768
+    heads: int = 8
+    layers: int = 4
+    inner: int = 3072
+    labels: int = 4
+    vocab: int = 30522
+
+    def config(self, **options: Any) -> BudgetFormerConfig:
+        options = {"num_labels": self.labels, "training_progress": 1.0, **options}
+        return BudgetFormerConfig(
+            hidden_size=self.width, num_attention_heads=self.heads, num_hidden_layers=self.layers,
+            intermediate_size=self.inner, vocab_size=self.vocab, **options,
+        )  # fmt: skip
+
+    @property
+    def shape(self) -> ModelShape:
+        return ModelShape(self.layers, self.heads, self.width, self.inner, self.labels, scorer=False)
+
+
+def random_heads(batch: int, heads: int, k: int) -> Tensor:
+    """A different random set of k heads for every sample. (B, H) bool."""
+    order = torch.rand(batch, heads).argsort(dim=1)
+    return order < k
+
+
+def attention_rows(size: Size, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
+    """The attention block, projections included and gates excluded, against the dense block."""
+    torch.manual_seed(0)
+    layer = BudgetedAttention(size.width, AllHeads(size.heads)).eval()
+    for batch in batches:
+        for length in lengths:
+            x = torch.randn(batch, length, size.width)
+            everything = layer.allocator(x, None, 1.0)
+            for k in ks:
+                active = random_heads(batch, size.heads, k)
+                allocation = Allocation(everything.budget, everything.relevance, active.sum(1), active, active.float())
+                with torch.inference_mode():
+                    ms = take_turns(
+                        {
+                            "dense": partial(layer.evaluate, x, None, everything),
+                            "selective": partial(selective, layer, x, allocation),
+                        },
+                        seconds=1.5,
+                        most=100,
+                    )
+                yield Row(
+                    "attention", batch, length, size.heads, k, ms["dense"], ms["selective"],
+                    ms["dense"] / ms["selective"], size.heads / max(k, 1), {"dense": ms["dense"]},
+                )  # fmt: skip
+
+
+def selective(layer: BudgetedAttention, x_BND: Tensor, allocation: Allocation) -> Tensor:
+    """What the layer does at evaluation, its gate excluded."""
+    y_BND = evaluate_active(x_BND, None, allocation.active, allocation.weights, layer.qkv, layer.out)
+    return layer.evaluate(x_BND, None, allocation) if y_BND is None else y_BND
+
+
+def model_rows(size: Size, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
+    """The whole model, gates included, with a random set of k heads for each sample and layer, against all rivals."""
+    torch.manual_seed(0)
+    budgeted = BudgetFormerForSequenceClassification(size.config(allocator="random")).train(False)
+    rivals = dense_rivals(size)
+    for batch in batches:
+        for length in lengths:
+            ids = torch.randint(1, size.vocab, (batch, length))
+            calls: dict[str, Callable[[], object]] = {name: partial(model, ids) for name, model in rivals.items()}
+            for k in ks:
+                dial = f"fixed:{k / size.heads}"
+                with torch.inference_mode():
+                    ms = take_turns({**calls, "selective": partial(budgeted, ids, budget=dial)}, seconds=4.0, most=40)
+                ours = ms.pop("selective")
+                best = min(ms.values())
+                dense = count(size.shape, length, [], "dense").total
+                ideal = dense / count(size.shape, length, [k] * size.layers).total
+                yield Row("model", batch, length, size.heads, k, best, ours, best / ours, ideal, ms)
+
+
+class _TorchEncoder(nn.Module):
+    """`torch.nn.TransformerEncoder` of the same shape; without gradients it takes its own fast path."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocab, size.width)
+        layer = nn.TransformerEncoderLayer(size.width, size.heads, size.inner, 0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, size.layers)
+        self.classifier = nn.Linear(size.width, size.labels)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        logits: Tensor = self.classifier(self.encoder(self.tokens(ids)).mean(dim=1))
+        return logits
+
+
+def dense_rivals(size: Size) -> dict[str, nn.Module]:
+    """Three dense models of one shape: ours, torch's and Hugging Face's."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    options: dict[str, Any] = {"num_labels": size.labels, "attn_implementation": "sdpa"}
+    bert = BertConfig(
+        vocab_size=size.vocab, hidden_size=size.width, num_hidden_layers=size.layers, num_attention_heads=size.heads,
+        intermediate_size=size.inner, hidden_act="relu", **options,
+    )  # fmt: skip
+    rivals = {
+        "ours": BudgetFormerForSequenceClassification(size.config(allocator="all")),
+        "torch": _TorchEncoder(size),
+        "bert": BertForSequenceClassification(bert),
+    }
+    return {name: model.train(False) for name, model in rivals.items()}
+
+
+_MEASURE = """
+import json, sys, torch
+from budgetformer import Dial
+from budgetformer.bench import BudgetFormerForSequenceClassification, Size
+from budgetformer.cost.memory import peak, reset_peak
+size, batch, length, k, block = json.loads(sys.argv[1])
+size = Size(**size)
+torch.manual_seed(0)
+dense = k == 0
+model = BudgetFormerForSequenceClassification(size.config(allocator="all" if dense else "random")).eval()
+ids = torch.randint(1, size.vocab, (batch, length))
+with torch.inference_mode():
+    model(ids[:1, :8])  # libraries allocate what they keep
+    x = model.encoder.embedding(ids)
+    before = reset_peak()
+    if block:
+        model.encoder.blocks[0].attention(x, None, 1.0, None if dense else Dial("fixed", k / size.heads))
+    else:
+        model(ids, budget=None if dense else f"fixed:{k / size.heads}")
+    print(json.dumps({"peak": peak() - before}))
+"""
+
+
+def peak_memory(size: Size, batch: int, length: int, k: int, *, block: bool = False) -> float:
+    """MiB that one forward pass needs above what stood before, in a fresh process; k = 0 is the dense model."""
+    found = in_fresh_process(_MEASURE, [asdict(size), batch, length, k, block])
+    return float(found["peak"]) / 2**20

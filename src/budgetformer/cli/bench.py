@@ -1,0 +1,70 @@
+"""budgetformer bench: the clock, not the count."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from budgetformer.cli import app
+
+
+@app.command()
+def bench(
+    run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run with its dense twin.")] = None,
+    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes (default: 1 8 32).")] = None,
+    length: Annotated[list[int] | None, typer.Option(help="Lengths in tokens (default: 64 256 512).")] = None,
+    k: Annotated[list[int] | None, typer.Option("-k", help="Heads that run (default: 1 2 4 8).")] = None,
+    width: Annotated[int, typer.Option(help="The model's width.")] = 768,
+    heads: Annotated[int, typer.Option(help="Heads of a layer.")] = 8,
+    layers: Annotated[int, typer.Option(help="Layers.")] = 4,
+    what: Annotated[str, typer.Option(help="attention, model, memory or all.")] = "all",
+    texts: Annotated[int, typer.Option(help="With RUN: how many of its texts.", min=1)] = 2000,
+    country: Annotated[str | None, typer.Option(help="With RUN: energy and carbon, by this country's mix.")] = None,
+    intensity: Annotated[float | None, typer.Option(help="With RUN: the same, by g CO2 a kWh.")] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads (default: torch's own).", min=1)] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """Time selective execution against dense rivals: by itself, or a RUN from text to label."""
+    import torch
+
+    from budgetformer.cli.show import print_bench, print_json, print_run_bench, quiet_libraries
+
+    quiet_libraries()
+    if threads:
+        torch.set_num_threads(threads)
+    if run is not None:
+        from budgetformer.training.speed import bench_run
+
+        result = bench_run(run, texts=texts, country=country, intensity=intensity)
+        print_json(result) if as_json else print_run_bench(result)
+        return
+    from budgetformer import bench as benches
+    from budgetformer.errors import UsageError
+    from budgetformer.training.provenance import environment
+
+    if what not in ("attention", "model", "memory", "all"):
+        raise UsageError(f"--what {what!r}: give attention, model, memory or all")
+    size = benches.Size(width=width, heads=heads, layers=layers, inner=4 * width)
+    size.config()  # refuse what cannot be built before anything is timed
+    batches, lengths, ks = batch or [1, 8, 32], length or [64, 256, 512], k or [1, 2, 4, heads]
+    if wrong := [n for n in ks if not 1 <= n <= heads]:
+        raise UsageError(f"-k {wrong[0]}: give numbers from 1 to {heads}, the heads of a layer")
+    rows: list[dict[str, Any]] = []
+    for kind, measure in (("attention", benches.attention_rows), ("model", benches.model_rows)):
+        if what in (kind, "all"):
+            for row in measure(size, batches, lengths, ks):
+                rows.append(row.to_json())
+                line = f"{kind} {row.batch}x{row.length} k={row.k}: {row.speedup:.2f}x of {row.ideal:.2f}"
+                print(line, file=sys.stderr, flush=True)
+    memory = []
+    if what in ("memory", "all"):
+        for n in (0, *ks):
+            mib = {b: benches.peak_memory(size, 32, max(lengths), n, block=b) for b in (True, False)}
+            memory.append(
+                {"batch": 32, "length": max(lengths), "k": n or None, "block_mib": mib[True], "model_mib": mib[False]}
+            )
+    result = {"rows": rows, "memory": memory, "environment": environment()}
+    print_json(result) if as_json else print_bench(result)

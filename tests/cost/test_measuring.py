@@ -1,0 +1,83 @@
+"""Timing, memory and energy: that they measure what they say. No test asserts a speed."""
+
+from __future__ import annotations
+
+import builtins
+from typing import Any
+
+import pytest
+
+from budgetformer.cost.energy import Energy, measure
+from budgetformer.cost.memory import MemoryUnmeasurableError, in_fresh_process, peak, reset_peak
+from budgetformer.cost.timing import take_turns
+from budgetformer.errors import MissingExtraError, UsageError
+
+
+def test_rivals_take_turns() -> None:
+    calls: list[str] = []
+    found = take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0, least=3)
+    assert calls == ["a", "b"] * 4  # a warm-up and three rounds
+    assert set(found) == {"a", "b"}
+    assert all(ms >= 0 for ms in found.values())
+
+
+def test_rounds_are_bounded() -> None:
+    calls: list[int] = []
+    take_turns({"a": lambda: calls.append(1)}, seconds=1e9, least=1, most=7)
+    assert len(calls) == 8
+
+
+def test_the_peak_is_that_of_the_work_alone() -> None:
+    before = reset_peak()
+    block = bytearray(b"x" * 50_000_000)
+    assert peak() - before > 45_000_000
+    del block
+    reset_peak()
+    assert peak() - before < 45_000_000
+
+
+def test_a_fresh_process_answers_in_json() -> None:
+    code = "import json, sys; print('noise'); print(json.dumps({'got': json.loads(sys.argv[1])}))"
+    assert in_fresh_process(code, [1, "two"]) == {"got": [1, "two"]}
+    with pytest.raises(MemoryUnmeasurableError, match="ValueError: no"):
+        in_fresh_process("raise ValueError('no')", None)
+
+
+def test_energy_is_labelled_and_counted_a_thousand_texts() -> None:
+    pytest.importorskip("codecarbon")
+    done = []
+    energy = measure(lambda: done.append(sum(range(3_000_000))), 50, intensity=100.0)
+    assert done
+    assert energy.source.startswith(("measured (", "modelled ("))
+    assert energy.joules > 0
+    assert energy.grams_co2 == pytest.approx(energy.joules / 3.6e6 * 100, rel=1e-3)
+    assert energy.intensity_from == "100 g/kWh, given"
+    assert energy.per_thousand["joules"] == pytest.approx(20 * energy.joules)
+
+
+def test_a_thousand_texts_by_hand() -> None:
+    energy = Energy(texts=250, joules=2.0, grams_co2=0.5, seconds=1.0, source="modelled (cpu)", intensity_from="")
+    assert energy.per_thousand == {"joules": 8.0, "grams_co2": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({}, "give either --country"), ({"country": "FRA", "intensity": 5.0}, "either"), ({"country": "XXX"}, "XXX")],
+)
+def test_bad_places(options: dict[str, Any], message: str) -> None:
+    pytest.importorskip("codecarbon")
+    with pytest.raises(UsageError, match=message):
+        measure(lambda: None, 1, **options)
+
+
+def test_a_missing_extra_prints_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = builtins.__import__
+
+    def without(name: str, *arguments: Any, **options: Any) -> Any:
+        if name.startswith("codecarbon"):
+            raise ImportError(name)
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", without)
+    with pytest.raises(MissingExtraError, match=r"pip install 'budgetformer\[carbon\]'"):
+        measure(lambda: None, 1, country="FRA")

@@ -1,0 +1,78 @@
+"""The bench's rows, and its verb. Speed itself is never asserted."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from budgetformer.bench import Size, attention_rows, dense_rivals, model_rows, peak_memory, random_heads
+from budgetformer.cost.flops import count
+from tests.cli.test_train import command
+
+TINY = Size(width=32, heads=4, layers=2, inner=64, vocab=100)
+
+
+def test_every_sample_gets_its_own_k_heads() -> None:
+    active = random_heads(200, 8, 3)
+    assert (active.sum(1) == 3).all()
+    assert len({tuple(row) for row in active.tolist()}) > 20
+
+
+def test_rows_say_what_was_compared() -> None:
+    rows = [*attention_rows(TINY, [2], [5], [1, 4]), *model_rows(TINY, [2], [5], [1])]
+    assert [(r.what, r.batch, r.length, r.heads, r.k) for r in rows] == [
+        ("attention", 2, 5, 4, 1),
+        ("attention", 2, 5, 4, 4),
+        ("model", 2, 5, 4, 1),
+    ]
+    assert [r.ideal for r in rows[:2]] == [4.0, 1.0]
+    assert set(rows[2].rivals_ms) == {"ours", "torch", "bert"}
+    assert rows[2].dense_ms == min(rows[2].rivals_ms.values())
+    assert rows[2].speedup == pytest.approx(rows[2].dense_ms / rows[2].selective_ms)
+    shape = TINY.shape
+    assert rows[2].ideal == count(shape, 5, [], "dense").total / count(shape, 5, [1, 1]).total
+    keys = {"what", "batch", "length", "heads", "k", "dense_ms", "selective_ms", "speedup", "ideal"}
+    assert keys <= set(rows[0].to_json())
+
+
+def test_rivals_have_one_shape() -> None:
+    sizes = {
+        name: sum(p.numel() for p in m.encoder.parameters()) for name, m in dense_rivals(TINY).items() if name != "bert"
+    }
+    layer = 4 * (32 * 32 + 32) + 2 * 32 * 64 + 64 + 32 + 4 * 32
+    assert sizes == {"ours": 2 * layer + 100 * 32, "torch": 2 * layer}
+    ids = torch.ones(2, 5, dtype=torch.long)
+    for model in dense_rivals(TINY).values():
+        out = model(ids)
+        assert getattr(out, "logits", out).shape == (2, 4)
+
+
+def test_memory_is_measured_in_its_own_process() -> None:
+    wide = Size(width=64, heads=4, layers=1, inner=64, vocab=100)
+    assert peak_memory(wide, 32, 256, 0) > peak_memory(wide, 2, 16, 0) >= 0
+
+
+def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    shape = ["--width", "32", "--heads", "4", "--layers", "1", "--batch", "1", "--length", "8", "-k", "1"]
+    assert command("bench", *shape, "--what", "attention", "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert [row["what"] for row in result["rows"]] == ["attention"]
+    assert result["environment"]["threads"] >= 1
+    assert command("bench", *shape, "--what", "attention") == 0
+    assert "1/4" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["--width", "30", "--heads", "4"], 2, "hidden_size=30 is not divisible"),
+        (["-k", "9"], 2, "-k 9: give numbers from 1 to 8"),
+        (["--what", "everything"], 2, "give attention, model, memory or all"),
+        (["nowhere"], 4, "nowhere does not exist"),
+    ],
+)
+def test_wrong_benches(arguments: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("bench", *arguments) == code
+    assert message in capsys.readouterr().err
