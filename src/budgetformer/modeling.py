@@ -6,7 +6,6 @@ Importing this module registers both with AutoConfig and AutoModelForSequenceCla
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -91,6 +90,7 @@ class BudgetFormerConfig(PreTrainedConfig):
     max_position_embeddings: int = 512
     dropout: float = 0.1
     attention_dropout: float = 0.1
+    initializer_range: float = 0.02
     scale_embeddings: bool = False
     segment_embeddings: bool = False
     pooling: Literal["mean", "first"] = "mean"
@@ -145,6 +145,8 @@ class BudgetFormerConfig(PreTrainedConfig):
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads="
                 f"{self.num_attention_heads}: choose a number of heads that divides it"
             )
+        if self.initializer_range <= 0:
+            raise UsageError(f"initializer_range={self.initializer_range}: give a standard deviation above 0")
         for name in ("dropout", "attention_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: give a number in [0, 1)")
@@ -268,11 +270,11 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
     def _init_weights(self, module: nn.Module) -> None:
         init = _initializers()
         if isinstance(module, nn.Linear):
-            init.xavier_uniform_(module.weight)
+            init.normal_(module.weight, std=self.config.initializer_range)
             init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             scaled = self.config.scale_embeddings and module.num_embeddings == self.config.vocab_size
-            init.normal_(module.weight, std=1.0 / math.sqrt(module.embedding_dim) if scaled else 1.0)
+            init.normal_(module.weight, std=self.config.initializer_range if scaled else 1.0)
         elif isinstance(module, nn.LayerNorm):
             init.ones_(module.weight)
             init.zeros_(module.bias)
