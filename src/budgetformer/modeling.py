@@ -44,7 +44,7 @@ Part = TypeVar("Part", Exploration, Selection, Objective)
 
 # Keys that transformers itself writes into, or reads from, any model's config.
 _FOREIGN_KEYS = frozenset(
-    "num_labels name_or_path attn_implementation experts_implementation output_attentions torch_dtype model_type "  # noqa: SIM905
+    "num_labels name_or_path attn_implementation experts_implementation output_attentions torch_dtype model_type "
     "per_layer_config bos_token_id eos_token_id sep_token_id cls_token_id task_specific_params use_cache "
     "quantization_config tie_word_embeddings".split()
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,9 @@ from safetensors.torch import load_file
 
 from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource
-from budgetformer.errors import ModelError
-from budgetformer.training import run as runs
-from budgetformer.training.loop import Fit, Interrupted, rate_at
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.training.loop import Fit, Interrupted, make_accelerator, rate_at
+from budgetformer.training.prepare import Prepared, make_config, prepare
 from budgetformer.training.recipe import Recipe
 from tests.training.toy import write_reviews
 
@@ -24,15 +25,15 @@ RECIPE = Recipe.make("tiny", None, ["epochs=2", "batch_size=16", "vocab_size=200
 
 
 @pytest.fixture(scope="module")
-def prepared(tmp_path_factory: pytest.TempPathFactory) -> runs.Prepared:
+def prepared(tmp_path_factory: pytest.TempPathFactory) -> Prepared:
     folder = tmp_path_factory.mktemp("data")
     source = DataSource(str(write_reviews(folder / "reviews.csv")))
-    return runs.prepare(source, RECIPE, folder, lambda line: None)
+    return prepare(source, RECIPE, folder, lambda line: None)
 
 
-def fit(prepared: runs.Prepared, folder: Path, recipe: Recipe = RECIPE, **options: Any) -> Fit:
+def fit(prepared: Prepared, folder: Path, recipe: Recipe = RECIPE, **options: Any) -> Fit:
     torch.manual_seed(0)
-    model = BudgetFormerForSequenceClassification(runs.make_config(prepared, recipe))
+    model = BudgetFormerForSequenceClassification(make_config(prepared, recipe))
     identity = {"recipe": recipe.to_json(), "data": prepared.data.fingerprint, "seed": 0}
     folder.mkdir(parents=True, exist_ok=True)
     splits = prepared.splits
@@ -57,7 +58,7 @@ def untimed(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(prepared: runs.Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+def whole(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
     """A run that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     run = fit(prepared, folder)
@@ -86,13 +87,13 @@ def test_history_tells_what_happened(whole: tuple[Path, Any]) -> None:
     steps = [line for line in lines(whole[0]) if line["kind"] == "step"]
     assert steps[0]["step"] == 1
     assert steps[0]["progress"] == pytest.approx(1 / 20)
-    assert set(steps[0]["parts"]) == {"task", "budget", "entropy"}
+    assert set(steps[0]["parts"]) == {"task", "budget", "entropy", "target"}
     assert sum(steps[0]["parts"].values()) == pytest.approx(steps[0]["loss"], abs=1e-6)
 
 
 @pytest.mark.parametrize("at", [1, 7, 10, 13, 19])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
-    prepared: runs.Prepared, whole: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, at: int
+    prepared: Prepared, whole: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, at: int
 ) -> None:
     first = fit(prepared, tmp_path)
     step = first._step
@@ -118,7 +119,7 @@ class Crash(BaseException):
 
 @pytest.mark.parametrize("call", range(1, 26, 4))
 def test_a_crash_in_any_write_loses_nothing_before_it(
-    prepared: runs.Prepared,
+    prepared: Prepared,
     whole: tuple[Path, dict[str, torch.Tensor]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -152,10 +153,10 @@ def test_a_crash_in_any_write_loses_nothing_before_it(
 
 
 def test_a_full_disk_is_named_and_loses_nothing(
-    prepared: runs.Prepared, whole: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Prepared, whole: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fit(prepared, tmp_path)
-    save = runs.Fit._save
+    save = Fit._save
 
     def full(self: Fit) -> None:
         if self.state.step == 20:
@@ -178,7 +179,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_named_with_the_way_on(
-    prepared: runs.Prepared, whole: tuple[Path, Any], tmp_path: Path, file: str
+    prepared: Prepared, whole: tuple[Path, Any], tmp_path: Path, file: str
 ) -> None:
     run = fit(prepared, tmp_path)
     run.run()
@@ -189,7 +190,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_on(
         fit(prepared, tmp_path).run(resume=True)
 
 
-def test_a_changed_recipe_or_data_is_refused(prepared: runs.Prepared, tmp_path: Path) -> None:
+def test_a_changed_recipe_or_data_is_refused(prepared: Prepared, tmp_path: Path) -> None:
     fit(prepared, tmp_path).run()
     other = RECIPE.changed({"learning_rate": 0.5}, where="test")
     with pytest.raises(ModelError, match=r"recipe\.learning_rate was 0\.003 when the run began and is 0\.5 now"):
@@ -200,7 +201,7 @@ def test_a_changed_recipe_or_data_is_refused(prepared: runs.Prepared, tmp_path: 
         run.run(resume=True)
 
 
-def test_accumulation_changes_memory_not_the_gradient(prepared: runs.Prepared, tmp_path: Path) -> None:
+def test_accumulation_changes_memory_not_the_gradient(prepared: Prepared, tmp_path: Path) -> None:
     still = {"dropout": 0.0, "sigma_max": 0.0, **RECIPE.model}
     results = []
     for pieces in (1, 3):
@@ -213,7 +214,7 @@ def test_accumulation_changes_memory_not_the_gradient(prepared: runs.Prepared, t
         torch.testing.assert_close(results[1][name], gradient, atol=1e-6, rtol=1e-4, msg=name)
 
 
-def test_early_stopping_records_where_it_stopped(prepared: runs.Prepared, tmp_path: Path) -> None:
+def test_early_stopping_records_where_it_stopped(prepared: Prepared, tmp_path: Path) -> None:
     recipe = RECIPE.changed({"epochs": 6, "patience": 1, "learning_rate": 1e-9}, where="test")
     run = fit(prepared, tmp_path, recipe)
     with torch.no_grad():  # what cannot get better
@@ -239,14 +240,14 @@ def test_the_best_model_is_kept_and_old_checkpoints_are_not(whole: tuple[Path, d
     assert not [p for p in whole[0].rglob("*") if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
 
 
-def test_token_budget_batches_train(prepared: runs.Prepared, tmp_path: Path) -> None:
+def test_token_budget_batches_train(prepared: Prepared, tmp_path: Path) -> None:
     recipe = RECIPE.changed({"token_budget": 256, "epochs": 1}, where="test")
     run = fit(prepared, tmp_path, recipe)
     state = run.run()
     assert state.step == run.planned > 1
 
 
-def test_gates_can_have_their_own_rate(prepared: runs.Prepared, tmp_path: Path) -> None:
+def test_gates_can_have_their_own_rate(prepared: Prepared, tmp_path: Path) -> None:
     run = fit(prepared, tmp_path, RECIPE.changed({"gate_rate": 0.1}, where="test"))
     run._step(run._plan(0)[0])
     rates = [group["lr"] for group in run.optimizer.param_groups]
@@ -255,6 +256,17 @@ def test_gates_can_have_their_own_rate(prepared: runs.Prepared, tmp_path: Path) 
     assert gates == sum(p.numel() for n, p in run.model.named_parameters() if ".allocator." in n)
 
 
-def test_tensorboard_on_request(prepared: runs.Prepared, tmp_path: Path) -> None:
+def test_tensorboard_on_request(prepared: Prepared, tmp_path: Path) -> None:
     fit(prepared, tmp_path, RECIPE.changed({"epochs": 1}, where="test"), tensorboard=True).run()
     assert list((tmp_path / "tensorboard").glob("events*"))
+
+
+def test_half_precision_on_a_cpu_is_probed_before_it_can_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch.accelerator.is_available():
+        pytest.skip("this machine has an accelerator")
+    with pytest.raises(UsageError, match="precision=fp16 needs a GPU"):
+        make_accelerator(Recipe(precision="fp16"))
+    died = subprocess.CompletedProcess([], -signal.SIGILL)
+    monkeypatch.setattr("budgetformer.training.loop.subprocess.run", lambda *a, **k: died)
+    with pytest.raises(UsageError, match=r"precision=bf16: a bf16 product ends the process.*ONEDNN_MAX_CPU_ISA"):
+        make_accelerator(Recipe(precision="bf16"))

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +25,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from budgetformer.data import Encoded, collate, plan_epoch
+from budgetformer.errors import MissingExtraError, UsageError
 from budgetformer.evaluation import Evaluation, Outcome, run_model, summarize
 from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.training.checkpoint import Checkpoints, State, explained, write_directory
@@ -327,10 +330,22 @@ class Fit:
             _track(self.tracker, record)
 
 
+_BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
+
+
 def make_accelerator(recipe: Recipe) -> Accelerator:
     """accelerate with the recipe's precision; fp32 unless asked."""
-    precision = "no" if recipe.precision == "fp32" else recipe.precision
-    return Accelerator(cpu=not torch.accelerator.is_available(), mixed_precision=precision)
+    cpu = not torch.accelerator.is_available()
+    if cpu and recipe.precision == "fp16":
+        raise UsageError("precision=fp16 needs a GPU: use fp32 on a CPU")
+    if cpu and recipe.precision == "bf16":  # some CPUs advertise instructions that their host forbids, and die
+        probe = subprocess.run([sys.executable, "-c", _BF16_PROBE], capture_output=True)
+        if probe.returncode:
+            raise UsageError(
+                "precision=bf16: a bf16 product ends the process on this CPU; use fp32, or try "
+                "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment"
+            )
+    return Accelerator(cpu=cpu, mixed_precision="no" if recipe.precision == "fp32" else recipe.precision)
 
 
 @contextmanager
@@ -355,8 +370,6 @@ def _signals() -> Iterator[threading.Event]:
 
 
 def _tensorboard(folder: Path) -> Any:
-    from budgetformer.errors import MissingExtraError
-
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:

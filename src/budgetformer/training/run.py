@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,14 +17,15 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from budgetformer.data import DataSet, DataSource, Encoded, encode, load_tokenizer, open_data, train_tokenizer
-from budgetformer.errors import DataError, ModelError, UsageError
+from budgetformer.data import DataSet, DataSource, load_tokenizer
+from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_model, summarize
 from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
 from budgetformer.training.card import write_card
 from budgetformer.training.checkpoint import read_json, write_directory, write_json
 from budgetformer.training.loop import Fit, Interrupted, make_accelerator
+from budgetformer.training.prepare import TASKS, Prepared, make_config, prepare
 from budgetformer.training.provenance import environment
 from budgetformer.training.recipe import Recipe
 
@@ -32,23 +33,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "max:0.5", "full")
-_TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
 _HARDEST = 12
 _LOOKED_AT = 64  # rows whose predictions must be the same after saving and loading
-
-
-@dataclass(frozen=True, eq=False)
-class Prepared:
-    """Data as the model sees it."""
-
-    data: DataSet
-    tokenizer: PreTrainedTokenizerFast
-    splits: dict[str, Encoded]
-
-    @property
-    def final(self) -> str:
-        """The split that results are reported on."""
-        return "test" if "test" in self.splits else "validation"
 
 
 def train(
@@ -107,61 +93,6 @@ def _teller(accelerator: Accelerator) -> Any:
             print(line, file=sys.stderr, flush=True)
 
     return say
-
-
-def prepare(source: DataSource, recipe: Recipe, folder: Path, say: Any) -> Prepared:
-    """Open the data, get or train the tokenizer, encode the splits."""
-    data = open_data(source)
-    say(data.columns_chosen)
-    for warning in data.warnings:
-        say(f"warning: {warning}")
-    tokenizer = _tokenizer(data, recipe, folder, source.offline)
-    splits = {name: encode(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
-    for name, split in splits.items():
-        cut = f", {split.cut} cut at {recipe.max_length} tokens" if split.cut else ""
-        say(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
-    return Prepared(data, tokenizer, splits)
-
-
-def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> PreTrainedTokenizerFast:
-    if (folder / "tokenizer.json").exists():  # a resumed run, or another process was first
-        return load_tokenizer(folder, offline=True)
-    if recipe.tokenizer:
-        tokenizer = load_tokenizer(recipe.tokenizer, offline=offline)
-    else:
-        texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
-        tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
-    tokenizer.save_pretrained(folder)
-    return load_tokenizer(folder, offline=True)
-
-
-def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
-    """The model that the recipe asks for, fitted to the data's labels and the tokenizer's vocabulary."""
-    data, tokenizer = prepared.data, prepared.tokenizer
-    options: dict[str, Any] = {"problem_type": _TASKS[data.task], "vocab_size": len(tokenizer)}
-    if data.task == "regression":
-        options["num_labels"] = 1
-    else:
-        options["id2label"] = dict(enumerate(data.labels))
-        options["label2id"] = {label: i for i, label in enumerate(data.labels)}
-    if recipe.class_weights == "balanced":
-        options["class_weights"] = _balanced(prepared.splits["train"].labels, len(data.labels), data.task)
-    options["pad_token_id"] = tokenizer.pad_token_id
-    options["segment_embeddings"] = data.is_pair and recipe.preset != "paper"
-    config = BudgetFormerConfig.preset(recipe.preset, **{**options, **recipe.model})
-    if config.max_position_embeddings < recipe.max_length:
-        raise UsageError(
-            f"max_length={recipe.max_length} exceeds max_position_embeddings={config.max_position_embeddings}: "
-            "lower the one or raise the other (--set model.max_position_embeddings=...)"
-        )
-    return config
-
-
-def _balanced(labels: Any, classes: int, task: str) -> list[float]:
-    if task != "single":
-        raise UsageError("class_weights=balanced is for single-label classification: give none")
-    counts = np.bincount(labels, minlength=classes)
-    return [float(w) for w in len(labels) / (classes * np.maximum(1, counts))]
 
 
 def _train_one(
@@ -326,7 +257,7 @@ def _compare(prepared: Prepared, folder: Path, ours: Outcome | None, twin: Outco
         other = read_json(folder / "baseline" / "evaluation.json", "delete baseline and resume")
         result["baseline"] = {name: other[name] for name in ("test", "validation")}
         encoded = prepared.splits[prepared.final]
-        task = _TASKS[prepared.data.task]
+        task = TASKS[prepared.data.task]
         a, b = right(ours, encoded, task), right(twin, encoded, task)
         result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
         write_json(folder / "evaluation.json", result)
@@ -412,14 +343,3 @@ def load_run(folder: Path) -> tuple[BudgetFormerForSequenceClassification, PreTr
     model = BudgetFormerForSequenceClassification.from_pretrained(folder)
     model.train(False)
     return model, load_tokenizer(folder, offline=True), record
-
-
-def prepared_for(folder: Path, record: dict[str, Any], tokenizer: PreTrainedTokenizerFast) -> Prepared:
-    """The run's own data and splits again; refused where the data changed."""
-    data = open_data(DataSource(**record["data"]))
-    if data.fingerprint != record["data_fingerprint"]:
-        raise DataError(
-            f"{record['data']['data']} has changed since {folder} was trained: give the data to evaluate on"
-        )
-    splits = {n: encode(s, data, tokenizer, record["max_length"]) for n, s in data.splits.items() if n != "train"}
-    return Prepared(data, tokenizer, splits)

@@ -1,0 +1,88 @@
+"""Data, tokenizer and model config, fitted to each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from budgetformer.data import DataSet, DataSource, Encoded, encode, load_tokenizer, open_data, train_tokenizer
+from budgetformer.errors import UsageError
+from budgetformer.modeling import BudgetFormerConfig
+from budgetformer.training.recipe import Recipe
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """Data as the model sees it."""
+
+    data: DataSet
+    tokenizer: PreTrainedTokenizerFast
+    splits: dict[str, Encoded]
+
+    @property
+    def final(self) -> str:
+        """The split that results are reported on."""
+        return "test" if "test" in self.splits else "validation"
+
+
+def prepare(source: DataSource, recipe: Recipe, folder: Path, say: Any) -> Prepared:
+    """Open the data, get or train the tokenizer, encode the splits."""
+    data = open_data(source)
+    say(data.columns_chosen)
+    for warning in data.warnings:
+        say(f"warning: {warning}")
+    tokenizer = _tokenizer(data, recipe, folder, source.offline)
+    splits = {name: encode(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
+    for name, split in splits.items():
+        cut = f", {split.cut} cut at {recipe.max_length} tokens" if split.cut else ""
+        say(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
+    return Prepared(data, tokenizer, splits)
+
+
+def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> PreTrainedTokenizerFast:
+    if (folder / "tokenizer.json").exists():  # a resumed run, or another process was first
+        return load_tokenizer(folder, offline=True)
+    if recipe.tokenizer:
+        tokenizer = load_tokenizer(recipe.tokenizer, offline=offline)
+    else:
+        texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
+        tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
+    tokenizer.save_pretrained(folder)
+    return load_tokenizer(folder, offline=True)
+
+
+def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
+    """The model that the recipe asks for, fitted to the data's labels and the tokenizer's vocabulary."""
+    data, tokenizer = prepared.data, prepared.tokenizer
+    options: dict[str, Any] = {"problem_type": TASKS[data.task], "vocab_size": len(tokenizer)}
+    if data.task == "regression":
+        options["num_labels"] = 1
+    else:
+        options["id2label"] = dict(enumerate(data.labels))
+        options["label2id"] = {label: i for i, label in enumerate(data.labels)}
+    if recipe.class_weights == "balanced":
+        options["class_weights"] = _balanced(prepared.splits["train"].labels, len(data.labels), data.task)
+    options["pad_token_id"] = tokenizer.pad_token_id
+    options["segment_embeddings"] = data.is_pair and recipe.preset != "paper"
+    config = BudgetFormerConfig.preset(recipe.preset, **{**options, **recipe.model})
+    if config.max_position_embeddings < recipe.max_length:
+        raise UsageError(
+            f"max_length={recipe.max_length} exceeds max_position_embeddings={config.max_position_embeddings}: "
+            "lower the one or raise the other (--set model.max_position_embeddings=...)"
+        )
+    return config
+
+
+def _balanced(labels: Any, classes: int, task: str) -> list[float]:
+    if task != "single":
+        raise UsageError("class_weights=balanced is for single-label classification: give none")
+    counts = np.bincount(labels, minlength=classes)
+    return [float(w) for w in len(labels) / (classes * np.maximum(1, counts))]
