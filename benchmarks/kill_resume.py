@@ -57,7 +57,7 @@ def main() -> None:
             child = subprocess.Popen(
                 command(folder / "data.csv", broken), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             )
-            moment = rng.uniform(0.3, 1.0) * duration if kills < options.kills else None
+            moment = rng.uniform(0.0, 1.0) * duration if kills < options.kills else None
             try:
                 if child.wait(timeout=moment) != 0:
                     sys.exit(f"a resumed run failed with exit code {child.returncode}")

@@ -175,6 +175,14 @@ def test_a_tuple_is_returned_on_request() -> None:
     assert len(allocations) == 2
 
 
+def test_segments_reach_the_model() -> None:
+    ids, mask = batch([6, 6])
+    types = (torch.arange(6) > 2).long().expand(2, 6)
+    with_segments, without = build(segment_embeddings=True), build()
+    assert not torch.allclose(with_segments(ids, mask, token_type_ids=types).logits, with_segments(ids, mask).logits)
+    assert torch.equal(without(ids, mask, token_type_ids=types).logits, without(ids, mask).logits)
+
+
 def test_gradient_checkpointing_changes_no_gradient() -> None:
     ids, mask = batch([5, 8])
     grads = []

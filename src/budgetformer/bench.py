@@ -58,7 +58,7 @@ class Size:
     vocab: int = 30522
 
     def config(self, **options: Any) -> BudgetFormerConfig:
-        options = {"num_labels": self.labels, "training_progress": 1.0, **options}
+        options = {"num_labels": self.labels, "training_progress": 1.0, "max_position_embeddings": 8192, **options}
         return BudgetFormerConfig(
             hidden_size=self.width, num_attention_heads=self.heads, num_hidden_layers=self.layers,
             intermediate_size=self.inner, vocab_size=self.vocab, **options,
@@ -146,7 +146,11 @@ def dense_rivals(size: Size) -> dict[str, nn.Module]:
     """Three dense models of one shape: ours, torch's and Hugging Face's."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    options: dict[str, Any] = {"num_labels": size.labels, "attn_implementation": "sdpa"}
+    options: dict[str, Any] = {
+        "num_labels": size.labels,
+        "attn_implementation": "sdpa",
+        "max_position_embeddings": 8192,
+    }
     bert = BertConfig(
         vocab_size=size.vocab, hidden_size=size.width, num_hidden_layers=size.layers, num_attention_heads=size.heads,
         intermediate_size=size.inner, hidden_act="relu", **options,
@@ -186,3 +190,9 @@ def peak_memory(size: Size, batch: int, length: int, k: int, *, block: bool = Fa
     """MiB that one forward pass needs above what stood before, in a fresh process; k = 0 is the dense model."""
     found = in_fresh_process(_MEASURE, [asdict(size), batch, length, k, block])
     return float(found["peak"]) / 2**20
+
+
+def memory_row(size: Size, batch: int, length: int, k: int) -> dict[str, Any]:
+    """Peak memory of the attention block and of the whole model; k = 0 is the dense model."""
+    mib = {name: peak_memory(size, batch, length, k, block=name == "block_mib") for name in ("block_mib", "model_mib")}
+    return {"batch": batch, "length": length, "k": k or None, **mib}

@@ -75,7 +75,9 @@ def run_model(
     budget, entropy = np.zeros((rows, layers), np.float32), np.zeros((rows, layers), np.float32)
     heads = np.zeros((rows, layers), np.int16)
     token_budget = max(token_budget, int(encoded.lengths.max(initial=1)))
-    with torch.inference_mode():
+    devices = [model.device] if model.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), torch.inference_mode():
+        torch.manual_seed(0)  # random heads are the same at every evaluation, and training's numbers are left alone
         for chosen in eval_plan(encoded.lengths, token_budget=token_budget)[share[0] :: share[1]]:
             batch = collate(encoded, chosen, model.config.pad_token_id or 0).to(model.device)
             types = batch.token_type_ids

@@ -243,6 +243,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
     base_model_prefix = "encoder"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
+    accepts_loss_kwargs = False  # the loss is a mean over the batch: Trainer must scale it itself
     _supports_sdpa = True
     _keep_in_fp32_modules_strict = ["allocator"]  # noqa: RUF012
     _no_split_modules = ["Block"]  # noqa: RUF012
@@ -319,7 +320,9 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             attention_heads = {
                 layer: range(self.config.num_attention_heads) for layer in range(self.config.num_hidden_layers)
             }
-        hidden_BND, allocations, maps = self.encoder(input_ids, mask_BN, progress, Dial.parse(budget), attention_heads)
+        hidden_BND, allocations, maps = self.encoder(
+            input_ids, mask_BN, progress, Dial.parse(budget), attention_heads, token_type_ids
+        )
         pooled_BD = pool(hidden_BND, mask_BN) if self.config.pooling == "mean" else hidden_BND[:, 0]
         logits = self.classifier(self.dropout(pooled_BD).to(self.classifier.weight.dtype))
         loss, parts = None, None

@@ -140,7 +140,11 @@ def test_multi_label_regression_and_pairs_train_too(tmp_path: Path, capsys: pyte
         (["train", "{reviews}", "-o", "{new}", "--tokenizer", "{missing}"], 4, "missing"),
         (["train", "{reviews}", "-o", "{new}", "--task", "several"], 2, "several"),
         (["train", "{reviews}", "-o", "{new}", "--speed", "9"], 2, "--speed"),
-        (["train", "{reviews}", "-o", "{run}", "--resume", "--with-baseline", "--preset", "tiny"], 0, "is finished"),
+        (
+            ["train", "{reviews}", "-o", "{run}", "--resume", "--preset", "tiny"],
+            4,
+            "cannot resume: recipe.epochs was 6",
+        ),
         (["eval", "{missing}", "{reviews}"], 4, "does not exist: give the directory of a run"),
         (["eval", "{full}", "{reviews}"], 4, "give the directory of a run"),
         (["eval", "{run}", "{reviews}", "--budget", "half"], 2, "budget 'half' is not known"),

@@ -42,6 +42,7 @@ def bench(
         print_json(result) if as_json else print_run_bench(result)
         return
     from budgetformer import bench as benches
+    from budgetformer.cost.memory import MemoryUnmeasurableError
     from budgetformer.errors import UsageError
     from budgetformer.training.provenance import environment
 
@@ -49,7 +50,10 @@ def bench(
         raise UsageError(f"--what {what!r}: give attention, model, memory or all")
     size = benches.Size(width=width, heads=heads, layers=layers, inner=4 * width)
     size.config()  # refuse what cannot be built before anything is timed
-    batches, lengths, ks = batch or [1, 8, 32], length or [64, 256, 512], k or [1, 2, 4, heads]
+    batches, lengths = batch or [1, 8, 32], length or [64, 256, 512]
+    ks = k or sorted({n for n in (1, 2, 4, heads) if n <= heads})
+    if wrong := [n for n in lengths if not 1 <= n <= 8192]:
+        raise UsageError(f"--length {wrong[0]}: give lengths from 1 to 8192")
     if wrong := [n for n in ks if not 1 <= n <= heads]:
         raise UsageError(f"-k {wrong[0]}: give numbers from 1 to {heads}, the heads of a layer")
     rows: list[dict[str, Any]] = []
@@ -59,12 +63,11 @@ def bench(
                 rows.append(row.to_json())
                 line = f"{kind} {row.batch}x{row.length} k={row.k}: {row.speedup:.2f}x of {row.ideal:.2f}"
                 print(line, file=sys.stderr, flush=True)
-    memory = []
+    memory: list[dict[str, Any]] = []
     if what in ("memory", "all"):
-        for n in (0, *ks):
-            mib = {b: benches.peak_memory(size, 32, max(lengths), n, block=b) for b in (True, False)}
-            memory.append(
-                {"batch": 32, "length": max(lengths), "k": n or None, "block_mib": mib[True], "model_mib": mib[False]}
-            )
+        try:
+            memory = [benches.memory_row(size, 32, max(lengths), n) for n in (0, *ks)]
+        except MemoryUnmeasurableError as error:
+            print(f"warning: memory is not measured: {error}", file=sys.stderr)
     result = {"rows": rows, "memory": memory, "environment": environment()}
     print_json(result) if as_json else print_bench(result)

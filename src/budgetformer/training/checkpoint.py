@@ -86,17 +86,21 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
         try:
             fill(temporary)
             for path in (*temporary.iterdir(), temporary):
-                _flush(path)
-            if target.exists():
-                shutil.rmtree(target)
-            temporary.rename(target)
-            _flush(target.parent)
+                flush(path)
+            if target.exists():  # a whole one must stand there until the new one does
+                target.rename(old := target.with_name(f".{target.name}.old.tmp"))
+                temporary.rename(target)
+                shutil.rmtree(old)
+            else:
+                temporary.rename(target)
+            flush(target.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
             raise
 
 
-def _flush(path: Path) -> None:
+def flush(path: Path) -> None:
+    """See that a file's or directory's content is on disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -168,7 +172,7 @@ class Checkpoints:
         before = f"continue from {found[-2].name}" if len(found) > 1 else "start over"
         remedy = f"the checkpoint is damaged; delete {newest} to {before}"
         saved = read_json(newest / "state.json", remedy)
-        self._check_identity(saved["identity"])
+        check_identity(saved["identity"], self.identity)
         try:
             tensors = {name: load_file(newest / f"{name}.safetensors") for name in ("model", "optimizer", "random")}
             model.load_state_dict(tensors["model"])
@@ -177,18 +181,17 @@ class Checkpoints:
             raise ModelError(f"{newest}: {remedy} ({str(error).splitlines()[0]})") from error
         return State(**saved["state"]), tensors["random"]
 
-    def _check_identity(self, saved: dict[str, Any]) -> None:
-        for key, value in self.identity.items():
-            if same(saved.get(key), value):
-                continue
-            what = key
-            if isinstance(value, dict) and isinstance(saved.get(key), dict):
-                inner = [k for k in value if not same(value[k], saved[key].get(k))]
-                what = f"{key}.{inner[0]}" if inner else key
-                value, before = (value.get(inner[0]), saved[key].get(inner[0])) if inner else (value, saved.get(key))
-            else:
-                before = saved.get(key)
-            raise ModelError(
-                f"cannot resume: {what} was {before!r} when the run began and is {value!r} now. "
-                "Use what the run began with, or start a new run with another -o"
-            )
+
+def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to resume a run that began with something else; the first difference is named."""
+    for key, value in now.items():
+        before, what = saved.get(key), key
+        if same(before, value):
+            continue
+        if isinstance(value, dict) and isinstance(before, dict):
+            inner = next(k for k in {**value, **before} if not same(value.get(k), before.get(k)))
+            before, value, what = before.get(inner), value.get(inner), f"{key}.{inner}"
+        raise ModelError(
+            f"cannot resume: {what} was {before!r} when the run began and is {value!r} now. "
+            "Use what the run began with, or start a new run with another -o"
+        )

@@ -1,7 +1,8 @@
 """The training loop, visible: plan, step, validate, keep, checkpoint. On accelerate, under torchrun or alone.
 
 t counts optimiser steps and T is their planned number; progress is t/T. A batch holds the rows of one optimiser step:
-every process and every accumulated piece computes its share, weighted so that the gradient is the mean over the batch.
+every process and every accumulated piece computes its share, weighted so that the gradient is the mean over the batch
+(but for a target budget, which looks at the mean of each accumulated piece).
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -22,6 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
 from budgetformer.data import Encoded, collate, plan_epoch
@@ -99,7 +102,8 @@ class Fit:
     def run(self, *, resume: bool = False) -> State:
         """Train to the end, or to an early stop; raises Interrupted after saving when a signal asks to stop."""
         if self.main:
-            self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
+            with explained(self.checkpoints.folder):
+                self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
             self.checkpoints.clean()
         if resume:
             self._restore()
@@ -109,6 +113,8 @@ class Fit:
             with _signals() as stop:
                 while self.state.epoch < self.recipe.epochs and not self._out_of_patience():
                     self._epoch(view, stop)
+                    if self._any(stop.is_set()):  # the signal came while validating; the epoch's end was saved
+                        raise Interrupted
         finally:
             view.close()
             if self.tracker:
@@ -175,8 +181,11 @@ class Fit:
             record["s"] = torch.stack([a.budget.mean() for a in out.allocations])
             record["k"] = torch.stack([a.heads.float().mean() for a in out.allocations])
             record["rows"] = torch.ones((), device=out.loss.device)
+            flat = torch.cat([value.float().reshape(-1) for value in record.values()]).cpu().double()
+            parts = iter((flat * len(mine)).tolist())  # one transfer from the device for all of them
             for name, value in record.items():
-                sums[name] = sums.get(name, 0.0) + value.double() * len(mine)
+                mine_of = torch.tensor([next(parts) for _ in range(value.numel())], dtype=torch.float64)
+                sums[name] = sums.get(name, 0.0) + mine_of.reshape(value.shape)
 
     def _means(self, sums: dict[str, Any]) -> dict[str, Any]:
         """Sums over rows, from all processes, as means: numbers, or one for each layer."""
@@ -345,7 +354,9 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
                 "precision=bf16: a bf16 product ends the process on this CPU; use fp32, or try "
                 "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment"
             )
-    return Accelerator(cpu=cpu, mixed_precision="no" if recipe.precision == "fp32" else recipe.precision)
+    patient = InitProcessGroupKwargs(timeout=timedelta(days=1))  # others wait while one evaluates and reports
+    precision = "no" if recipe.precision == "fp32" else recipe.precision
+    return Accelerator(cpu=cpu, mixed_precision=precision, kwargs_handlers=[patient])
 
 
 @contextmanager

@@ -11,6 +11,7 @@ import numpy as np
 from budgetformer.data import DataSet, DataSource, Encoded, encode, load_tokenizer, open_data, train_tokenizer
 from budgetformer.errors import UsageError
 from budgetformer.modeling import BudgetFormerConfig
+from budgetformer.training.checkpoint import explained, write_directory
 from budgetformer.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -55,8 +56,22 @@ def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> Pr
     else:
         texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
         tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
-    tokenizer.save_pretrained(folder)
+    save_tokenizer(tokenizer, folder)
     return load_tokenizer(folder, offline=True)
+
+
+def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
+    """Write the tokenizer's files, each whole or not at all, tokenizer.json last."""
+    staged = folder / ".tokenizer"
+
+    def fill(path: Path) -> None:
+        tokenizer.save_pretrained(path)
+
+    write_directory(staged, fill)
+    with explained(folder):
+        for file in sorted(staged.iterdir(), key=lambda f: f.name == "tokenizer.json"):
+            file.replace(folder / file.name)
+        staged.rmdir()
 
 
 def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:

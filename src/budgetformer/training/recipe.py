@@ -135,7 +135,7 @@ PRESETS = {
     "small": Recipe(gate_rate=0.3, model=_OURS),
     "paper": Recipe(
         preset="paper", epochs=10, batch_size=16, learning_rate=2e-5, schedule="constant", warmup=0, clip=None,
-        keep="last", max_length=512,
+        keep="last", max_length=512, vocab_size=30522,
     ),
 }  # fmt: skip
 

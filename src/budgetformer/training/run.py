@@ -6,6 +6,7 @@ history.jsonl, run.json, report.html, checkpoints/, and baseline/ with the dense
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, replace
@@ -23,9 +24,16 @@ from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_mod
 from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
 from budgetformer.training.card import write_card
-from budgetformer.training.checkpoint import read_json, write_directory, write_json
+from budgetformer.training.checkpoint import (
+    check_identity,
+    explained,
+    flush,
+    read_json,
+    write_directory,
+    write_json,
+)
 from budgetformer.training.loop import Fit, Interrupted, make_accelerator
-from budgetformer.training.prepare import TASKS, Prepared, make_config, prepare
+from budgetformer.training.prepare import TASKS, Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.provenance import environment
 from budgetformer.training.recipe import Recipe
 
@@ -77,10 +85,12 @@ def _claim(folder: Path, resume: bool) -> None:
     begun = (folder / "run.json").exists()
     if begun and not resume:
         raise UsageError(f"{folder} holds a run already: continue it with --resume, or give another directory with -o")
-    if folder.is_dir() and not begun and any(folder.iterdir()) and not (folder / "checkpoints").exists():
-        known = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
-        if any(path.name not in known for path in folder.iterdir()):
+    if folder.is_dir() and not begun:  # what an attempt left that failed before it began is not worth keeping
+        left = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", ".tokenizer", "..tokenizer.tmp"}
+        if any(path.name not in left for path in folder.iterdir()):
             raise UsageError(f"{folder} is not empty and holds no run: give another directory with -o")
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -107,20 +117,22 @@ def _train_one(
 ) -> Outcome | None:
     """Train one model and finish its directory; what it did on the final split, on the main process."""
     record_file = folder / "run.json"
-    if resume and record_file.exists() and read_json(record_file, "delete it and resume")["status"] == "done":
-        say(f"{folder} is finished")
-        return _outcome_again(prepared, folder) if accelerator.is_main_process else None
-    folder.mkdir(parents=True, exist_ok=True)
+    identity = _identity(prepared, recipe, seed)
+    if resume and record_file.exists():
+        begun = read_json(record_file, "delete it and resume")
+        check_identity(begun.get("identity", {}), identity)
+        if begun["status"] == "done":
+            say(f"{folder} is finished")
+            return _outcome_again(prepared, folder) if accelerator.is_main_process else None
+    with explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model = BudgetFormerForSequenceClassification(make_config(prepared, recipe))
-    stable = {k: v for k, v in recipe.to_json().items() if k != "checkpoint_minutes"}
-    read_as = {k: v for k, v in asdict(prepared.data.source).items() if k not in ("data_dir", "offline", "quarantine")}
-    identity = {"recipe": stable, "source": read_as, "data": prepared.data.fingerprint, "seed": seed}
     fit = Fit(
         model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity,
         seed=seed, accelerator=accelerator, tensorboard=tensorboard,
     )  # fmt: skip
-    record = _record(prepared, recipe, model, seed, folder)
+    record = {**_record(prepared, recipe, model, seed, folder), "identity": identity}
     if accelerator.is_main_process:
         write_json(record_file, record)
     try:
@@ -150,6 +162,17 @@ def _train_one(
     return outcome
 
 
+def _identity(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
+    """What must be the same for a run to go on. Where the data lies does not matter, only what is in it."""
+    elsewhere = ("data", "test", "data_dir", "offline", "quarantine")
+    return {
+        "recipe": {k: v for k, v in recipe.to_json().items() if k != "checkpoint_minutes"},
+        "source": {k: v for k, v in asdict(prepared.data.source).items() if k not in elsewhere},
+        "data": prepared.data.fingerprint,
+        "seed": seed,
+    }
+
+
 def _finish(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> Outcome:
     """Keep the chosen model, check that it loads and predicts the same, and evaluate it."""
     last = fit.checkpoints.folder / "last"
@@ -159,10 +182,13 @@ def _finish(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> Outco
         fit.model.load_state_dict(load_file(chosen / "model.safetensors"))
         fit.model.config.training_progress = BudgetFormerConfig.from_pretrained(chosen).training_progress
     for file in ("model.safetensors", "config.json"):  # the config last: it makes the directory a model
-        staged = folder / f".{file}.tmp"
-        staged.write_bytes((chosen / file).read_bytes())
-        staged.replace(folder / file)
-    prepared.tokenizer.save_pretrained(folder)
+        with explained(folder / file):
+            staged = folder / f".{file}.tmp"
+            staged.write_bytes((chosen / file).read_bytes())
+            flush(staged)
+            staged.replace(folder / file)
+    if not (folder / "tokenizer.json").exists():  # the dense twin's directory
+        save_tokenizer(prepared.tokenizer, folder)
     _check_reload(prepared, folder, fit.model)
     return evaluate_run(prepared, folder, fit.model)
 
