@@ -80,15 +80,20 @@ def test_the_directory_works_in_a_pipeline(run: Path) -> None:
 
 
 def test_eval_sweeps_the_dial(run: Path, reviews: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["eval", str(run), str(reviews), "--budget", "learned", "--budget", "fixed:0.25", "--json"]
-    assert command(*arguments) == 0
-    result = json.loads(capsys.readouterr().out)
+    arguments = ["eval", str(run), str(reviews), "--split", "train", "--budget", "learned", "--budget", "fixed:0.25"]
+    assert command(*arguments, "--json") == 0
+    out, err = capsys.readouterr()
+    result = json.loads(out)
+    assert "these rows hold the ones that the run was trained on" in err
     assert [e["dial"] for e in result["evaluations"]] == ["learned", "fixed:0.25"]
     assert result["evaluations"][0]["rows"] == 200
     assert result["evaluations"][1]["budget"]["k_over_h"] == 0.25
     assert result["versus_baseline"]["p_value"] <= 1
     assert command("eval", str(run), str(reviews)) == 0
-    assert "dense twin" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "on 20 test rows" in " ".join(out.split())
+    assert "dense twin" in out
+    assert "warning" not in err
 
 
 def test_a_finished_run_is_only_shown_again(run: Path, reviews: Path, capsys: pytest.CaptureFixture[str]) -> None:

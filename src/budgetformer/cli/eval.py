@@ -27,7 +27,7 @@ def evaluate(
 ) -> None:
     """Evaluate RUN on labelled DATA: quality, heads and cost, against its dense twin if it has one."""
     from budgetformer.cli.show import print_evaluations, print_json, quiet_libraries
-    from budgetformer.data import encode
+    from budgetformer.data import encode, open_data
     from budgetformer.data.held_out import open_held_out
     from budgetformer.evaluation import mcnemar, right, run_model, summarize
     from budgetformer.nn.allocation import Dial
@@ -39,9 +39,19 @@ def evaluate(
     task = {"single_label_classification": "single", "multi_label_classification": "multi"}.get(
         record["task"], "regression"
     )
-    data = open_held_out(source, task, record["labels"], split)
+    trained = record["data"]
+    if source.data == trained["data"] and split is None:  # the rows that the run kept back, not those it learned from
+        data = open_data(DataSource(**trained))
+        name = "test" if "test" in data.splits else "validation"
+    else:
+        columns = {
+            key: getattr(source, key) or trained[key] for key in ("text", "text_pair", "label", "label_separator")
+        }
+        data = open_held_out(replace(source, **columns), task, record["labels"], split)
+        name = next(iter(data.splits))
+        if source.data == trained["data"] and name == "train":
+            print("warning: these rows hold the ones that the run was trained on", file=sys.stderr)
     print(data.columns_chosen, *(f"warning: {w}" for w in data.warnings), sep="\n", file=sys.stderr)
-    name = next(iter(data.splits))
     encoded = encode(data.splits[name], data, tokenizer, record["max_length"])
     evaluations, outcomes = [], []
     for dial in dials:

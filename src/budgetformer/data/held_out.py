@@ -13,9 +13,9 @@ from budgetformer.errors import DataError, UsageError
 
 
 def open_held_out(source: DataSource, task: str, labels: list[str], split: str | None = None) -> DataSet:
-    """All rows of one split of `source` (by default its test set, or the only file) under the model's labels."""
+    """All rows of one split of `source` under the model's labels: its test set, else validation, else the only file."""
     tables = locate(source)
-    name = split or ("test" if "test" in tables else "train")
+    name = split or next(name for name in ("test", "validation", "train") if name in tables)
     if name not in tables:
         raise UsageError(f"{source.data} has no split {name!r}: it has {', '.join(tables)}")
     table = tables[name]
