@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.encoder import sinusoids
+from budgetformer.training.recipe import PRESETS
 
 Step = Callable[[Tensor, Tensor, Tensor], None]
 
@@ -80,8 +81,8 @@ def main() -> None:
     options = parser.parse_args()
     shape: dict[str, Any] = {
         "hidden_size": options.width, "intermediate_size": 4 * options.width, "num_attention_heads": options.heads,
-        "num_hidden_layers": options.layers, "vocab_size": 16000, "num_labels": 4, "scale_embeddings": True,
-        "attention_dropout": 0.0,
+        "num_hidden_layers": options.layers, "vocab_size": 16000, "num_labels": 4, "attention_dropout": 0.0,
+        **PRESETS["small"].model,
     }  # fmt: skip
     torch.manual_seed(0)
     config = BudgetFormerConfig(**shape)
