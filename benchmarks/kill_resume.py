@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 WORDS = ("film", "story", "people", "town", "music", "light", "river", "house", "night", "road")
 
 
-def make_data(path: Path, rows: int = 1200) -> None:
+def make_data(path: Path, rows: int = 600) -> None:
     rng = random.Random(0)
     lines = ["text,label"]
     for i in range(rows):
@@ -35,7 +35,7 @@ def make_data(path: Path, rows: int = 1200) -> None:
 
 def command(data: Path, run: Path) -> list[str]:
     words = ["-m", "budgetformer", "train", str(data), "-o", str(run), "--preset", "tiny", "--resume"]
-    return [sys.executable, *words, "--set", "checkpoint_minutes=0.01", "--set", "epochs=6"]
+    return [sys.executable, *words, "--set", "checkpoint_minutes=0.01", "--set", "epochs=4"]
 
 
 def main() -> None:

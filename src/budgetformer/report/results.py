@@ -59,11 +59,14 @@ def dials(run: Run) -> Section:
     title, metric = "Score against budget", run.metric
     here = [d for d in run.evaluation.get("dials") or [] if d.get("split") in (None, run.split)]
     low, high = run.bounds()
-    learned = {
+    whole = {
         "dial": run.main.get("dial") or "learned", "score": run.main.get("score"), "low": low, "high": high,
         "s_mean": dig(run.main, "budget", "s_mean"), "k_over_h": dig(run.main, "budget", "k_over_h"),
         "flops_ratio": dig(run.main, "cost", "flops_ratio"),
     }  # fmt: skip
+    learned = next((d for d in here if d.get("dial") == whole["dial"]), whole)  # on the same rows as the other dials
+    rows_seen = number(learned.get("rows"))
+    where = f"the first {rows_seen:,.0f} rows of the {run.split} split" if rows_seen else f"the {run.split} split"
     others = [d for d in here if d.get("dial") != learned["dial"] and number(d.get("k_over_h")) is not None]
     if not others:
         return Section("dials", title, "This model was evaluated at one budget only, so there is no curve.")
@@ -85,7 +88,7 @@ def dials(run: Run) -> Section:
             ]
             for d in rows
         ],
-        note=f"Measured on the {run.split} split.{gates}",
+        note=f"Measured on {where}.{gates}",
         marked=rows.index(learned),
     )
     marks = [m for d in others if (m := _mark(d))]

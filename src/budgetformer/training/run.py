@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "max:0.5", "full")
+_CURVE_ROWS = 2000  # of the final split, for each position of the dial
 _HARDEST = 12
 _LOOKED_AT = 64  # rows whose predictions must be the same after saving and loading
 
@@ -220,12 +221,11 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
         for name, o in outcomes.items()
     }
     results[final] = with_texts(results[final], prepared.data, final)
-    dials = [_point(results[final])]
+    dials = []
     if model.config.allocator != "all":
-        encoded = prepared.splits[final]
-        for dial in DIALS:
-            outcome = run_model(model, encoded, dial)
-            dials.append(_point(summarize(outcome, encoded, model.config, split=final, dial=dial)))
+        few = prepared.splits[final].first(_CURVE_ROWS)
+        for dial in ("learned", *DIALS):
+            dials.append(_point(summarize(run_model(model, few, dial), few, model.config, split=final, dial=dial)))
     write_json(
         folder / "evaluation.json",
         {
@@ -252,6 +252,7 @@ def _point(evaluation: Evaluation) -> dict[str, Any]:
     return {
         "dial": evaluation.dial,
         "split": evaluation.split,
+        "rows": evaluation.rows,
         "metric": evaluation.metric,
         "score": evaluation.score,
         "low": low,
