@@ -18,6 +18,7 @@ FLOORS = [
     {"nn"},
     {"cost"},
     {"data"},
+    {"configuration"},
     {"modeling"},
     {"evaluation", "bench"},
     {"report"},

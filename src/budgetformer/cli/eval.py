@@ -5,13 +5,16 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from budgetformer.cli import app
 from budgetformer.cli.data_flags import takes_data
 from budgetformer.data.locate import DataSource
+
+if TYPE_CHECKING:
+    from budgetformer.data import DataSet
 
 
 @app.command("eval")
@@ -27,8 +30,7 @@ def evaluate(
 ) -> None:
     """Evaluate RUN on labelled DATA: quality, heads and cost, against its dense twin if it has one."""
     from budgetformer.cli.show import print_evaluations, print_json, quiet_libraries
-    from budgetformer.data import encode, open_data
-    from budgetformer.data.held_out import open_held_out
+    from budgetformer.data import encode
     from budgetformer.evaluation import mcnemar, right, run_model, summarize
     from budgetformer.nn.allocation import Dial
     from budgetformer.training.run import load_run, with_texts
@@ -39,18 +41,7 @@ def evaluate(
     task = {"single_label_classification": "single", "multi_label_classification": "multi"}.get(
         record["task"], "regression"
     )
-    trained = record["data"]
-    if source.data == trained["data"] and split is None:  # the rows that the run kept back, not those it learned from
-        data = open_data(DataSource(**trained))
-        name = "test" if "test" in data.splits else "validation"
-    else:
-        columns = {
-            key: getattr(source, key) or trained[key] for key in ("text", "text_pair", "label", "label_separator")
-        }
-        data = open_held_out(replace(source, **columns), task, record["labels"], split)
-        name = next(iter(data.splits))
-        if source.data == trained["data"] and name == "train":
-            print("warning: these rows hold the ones that the run was trained on", file=sys.stderr)
+    data, name = _held_out(source, split, task, record)
     print(data.columns_chosen, *(f"warning: {w}" for w in data.warnings), sep="\n", file=sys.stderr)
     encoded = encode(data.splits[name], data, tokenizer, record["max_length"])
     evaluations, outcomes = [], []
@@ -79,3 +70,21 @@ def evaluate(
     print_evaluations(rows, f"{run} on {len(encoded)} {name} rows of {source.data}")
     if result["versus_baseline"]:
         print(f"At {dials[0]}, BudgetFormer is {result['versus_baseline']['verdict']}.")
+
+
+def _held_out(source: DataSource, split: str | None, task: str, record: dict[str, Any]) -> tuple[DataSet, str]:
+    """The rows to evaluate on, read as the run read its own; of the run's own data, those it kept back."""
+    from budgetformer.data import open_data
+    from budgetformer.data.held_out import open_held_out
+
+    trained = record["data"]
+    if source.data == trained["data"] and split is None:
+        data = open_data(DataSource(**trained))
+        return data, "test" if "test" in data.splits else "validation"
+    names = ("text", "text_pair", "label", "label_separator")
+    columns = {key: getattr(source, key) or trained[key] for key in names}
+    data = open_held_out(replace(source, **columns), task, record["labels"], split)
+    name = next(iter(data.splits))
+    if source.data == trained["data"] and name == "train":
+        print("warning: these rows hold the ones that the run was trained on", file=sys.stderr)
+    return data, name
