@@ -29,7 +29,7 @@ def test_every_verb_and_make_target_exists() -> None:
     verbs = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
     checked = 0
-    docs = (README, (ROOT / "docs" / "training.md").read_text(encoding="utf-8"))
+    docs = (README, *((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("training.md", "speed.md")))
     for line in "\n".join(block for text in docs for block in blocks("sh", text)).splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["budgetformer"]:
@@ -39,7 +39,7 @@ def test_every_verb_and_make_target_exists() -> None:
         elif words[:1] == ["make"]:
             assert words[1] in targets, line
             checked += 1
-    assert checked >= 8
+    assert checked >= 11
 
 
 def test_the_tests_that_the_equations_name_exist() -> None:
