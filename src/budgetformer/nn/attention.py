@@ -55,7 +55,8 @@ class BudgetedAttention(nn.Module):
         q, k, v = self.qkv(x_BND).view(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
         y_BHNd = attend(q, k, v, mask_BN, self.dropout if self.training else 0.0)
         if allocation.weights is not None:
-            y_BHNd = y_BHNd * allocation.weights[:, :, None, None].to(y_BHNd.dtype)
+            weights = allocation.weights[:, :, None, None].to(y_BHNd.dtype)
+            y_BHNd = y_BHNd * weights if torch.is_grad_enabled() else y_BHNd.mul_(weights)
         out: Tensor = self.out(y_BHNd.transpose(1, 2).reshape(B, N, D))
         return out
 
