@@ -23,7 +23,7 @@ def by_hand() -> BudgetedAttention:
     """Two heads of width 1. Head 0: q = x0, k = ln3 x0, v = x1. Head 1: q = k = 0, v = x0. W_O swaps."""
     attention = BudgetedAttention(2, AllHeads(2))
     with torch.no_grad():
-        rows = [[1.0, 0], [0, 0], [math.log(3), 0], [0, 0], [0, 1.0], [1.0, 0]]
+        rows = [[1.0, 0], [math.log(3), 0], [0, 1.0], [0, 0], [0, 0], [1.0, 0]]
         attention.qkv.weight.copy_(torch.tensor(rows))
         attention.qkv.bias.zero_()
         attention.out.weight.copy_(torch.tensor([[0.0, 1.0], [1.0, 0.0]]))
@@ -70,8 +70,8 @@ def test_standard_attention_equals_torchs_own() -> None:
     ours = BudgetedAttention(16, AllHeads(4)).eval()
     theirs = torch.nn.MultiheadAttention(16, 4, batch_first=True).eval()
     with torch.no_grad():
-        theirs.in_proj_weight.copy_(ours.qkv.weight)
-        theirs.in_proj_bias.copy_(ours.qkv.bias)
+        theirs.in_proj_weight.copy_(ours.qkv.weight.view(4, 3, 4, 16).transpose(0, 1).reshape(48, 16))
+        theirs.in_proj_bias.copy_(ours.qkv.bias.view(4, 3, 4).transpose(0, 1).reshape(48))
         theirs.out_proj.weight.copy_(ours.out.weight)
         theirs.out_proj.bias.copy_(ours.out.bias)
     x, mask = torch.randn(3, 7, 16), torch.ones(3, 7, dtype=torch.bool)

@@ -30,8 +30,8 @@ def test_the_standard_encoder_equals_torchs_own() -> None:
     theirs = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False).eval()
     with torch.no_grad():
         for a, b in zip(ours.blocks, theirs.layers, strict=True):
-            b.self_attn.in_proj_weight.copy_(a.attention.qkv.weight)
-            b.self_attn.in_proj_bias.copy_(a.attention.qkv.bias)
+            b.self_attn.in_proj_weight.copy_(a.attention.qkv.weight.view(4, 3, 4, 16).transpose(0, 1).reshape(48, 16))
+            b.self_attn.in_proj_bias.copy_(a.attention.qkv.bias.view(4, 3, 4).transpose(0, 1).reshape(48))
             b.self_attn.out_proj.load_state_dict(a.attention.out.state_dict())
             b.linear1.load_state_dict(a.inner.state_dict())
             b.linear2.load_state_dict(a.outer.state_dict())

@@ -36,7 +36,7 @@ class BudgetedAttention(nn.Module):
         self.num_heads = heads
         self.dropout = dropout
         self.allocator = allocator
-        self.qkv = nn.Linear(width, 3 * width)
+        self.qkv = nn.Linear(width, 3 * width)  # rows head by head, its q, k, v: neighbouring heads are one slice
         self.out = nn.Linear(width, width)
 
     def forward(
@@ -52,7 +52,7 @@ class BudgetedAttention(nn.Module):
     def evaluate(self, x_BND: Tensor, mask_BN: Tensor | None, allocation: Allocation) -> Tensor:
         """The definition: all heads are computed, then multiplied by their weights. -> (B, N, D)."""
         B, N, D = x_BND.shape
-        q, k, v = self.qkv(x_BND).view(B, N, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
+        q, k, v = self.qkv(x_BND).view(B, N, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
         y_BHNd = attend(q, k, v, mask_BN, self.dropout if self.training else 0.0)
         if allocation.weights is not None:
             weights = allocation.weights[:, :, None, None].to(y_BHNd.dtype)
@@ -66,11 +66,8 @@ class BudgetedAttention(nn.Module):
         d = D // self.num_heads
         if wrong := [h for h in heads if not 0 <= h < self.num_heads]:
             raise UsageError(f"attention head {wrong[0]} does not exist: heads are 0 to {self.num_heads - 1}")
-        rows = torch.cat([torch.arange(h * d, (h + 1) * d, device=x_BND.device) for h in heads])
-        q, k = (
-            F.linear(x_BND, self.qkv.weight[part + rows], self.qkv.bias[part + rows]).view(B, N, len(heads), d)
-            for part in (0, D)
-        )
+        rows = torch.cat([torch.arange(3 * h * d, (3 * h + 2) * d, device=x_BND.device) for h in heads])
+        q, k = F.linear(x_BND, self.qkv.weight[rows], self.qkv.bias[rows]).view(B, N, len(heads), 2, d).unbind(3)
         scores: Tensor = torch.einsum("bnhd,bmhd->bhnm", q, k) / d**0.5
         if mask_BN is not None:
             scores = scores.masked_fill(~mask_BN[:, None, None, :], float("-inf"))

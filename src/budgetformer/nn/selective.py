@@ -131,19 +131,17 @@ def evaluate_blocks(
     """
     D = x_RD.shape[1]
     d = D // num_heads
-    weight_3DD, bias_3D, back_DD = qkv.weight.view(3, D, D).mT, qkv.bias.view(3, D), out.weight.t()
+    back_DD = out.weight.t()
     y_RD = _biased(out, x_RD)
     for (first, last), samples in blocks:
         columns = slice(first * d, last * d)
         runs = _runs([spans[sample] for sample in samples])
         x_rD = x_RD[runs[0]] if len(runs) == 1 else torch.cat([x_RD[run] for run in runs])
-        qkv_rC = [
-            torch.addmm(bias, x_rD, weight)
-            for bias, weight in zip(bias_3D[:, columns].unbind(), weight_3DD[..., columns].unbind(), strict=True)
-        ]
+        own = slice(3 * columns.start, 3 * columns.stop)  # rows of q, k, v, head by head
+        qkv_r3C = F.linear(x_rD, qkv.weight[own], qkv.bias[own])
         chosen = slice(samples[0], samples[-1] + 1) if samples[-1] - samples[0] < len(samples) else samples
         weights_nm = None if weights_BH is None else weights_BH[chosen, first:last]
-        o_rC = _attend(qkv_rC, [len(spans[sample]) for sample in samples], weights_nm, d)
+        o_rC = _attend(qkv_r3C, [len(spans[sample]) for sample in samples], weights_nm, d)
         back_CD = back_DD[columns].to(y_RD.dtype)
         row = 0
         for run in runs:  # adding in place, run by run, beats one product and a scattered sum
@@ -165,8 +163,7 @@ def evaluate_pairs(
     N, D, H = *x_BND.shape[1:], active_BH.shape[1]
     sample_P, head_P = active_BH.nonzero(as_tuple=True)
     P, d = len(sample_P), D // H
-    weight_PCD = qkv.weight.view(3, H, d, D).transpose(0, 1)[head_P].reshape(P, 3 * d, D)
-    bias_P1C = qkv.bias.view(3, H, d).transpose(0, 1)[head_P].reshape(P, 1, 3 * d)
+    weight_PCD, bias_P1C = qkv.weight.view(H, 3 * d, D)[head_P], qkv.bias.view(H, 1, 3 * d)[head_P]
     qkv_PNC = torch.baddbmm(bias_P1C, x_BND[sample_P], weight_PCD.mT)
     q, k, v = qkv_PNC.view(P, N, 3, 1, d).permute(2, 0, 3, 1, 4).unbind()
     mask = None if mask_BN is None else mask_BN[sample_P, None, None, :]
@@ -184,13 +181,13 @@ def _biased(out: nn.Linear, x: Tensor) -> Tensor:
     return out.bias.to(dtype).expand(x.shape).clone()
 
 
-def _attend(qkv_rC: Sequence[Tensor], lengths: list[int], weights_nm: Tensor | None, d: int) -> Tensor:
+def _attend(qkv_r3C: Tensor, lengths: list[int], weights_nm: Tensor | None, d: int) -> Tensor:
     """Weighted attention within each sample of a block; neighbours of one length go together. -> (r, C)."""
     parts, row, sample = [], 0, 0
     for length, same in groupby(lengths):
         n = len(list(same))
         rows = slice(row, row + n * length)
-        q, k, v = (part[rows].view(n, length, -1, d).transpose(1, 2) for part in qkv_rC)
+        q, k, v = qkv_r3C[rows].view(n, length, -1, 3, d).permute(3, 0, 2, 1, 4)
         o_nmNd = F.scaled_dot_product_attention(q, k, v)
         if weights_nm is not None:
             o_nmNd = o_nmNd * weights_nm[sample : sample + n, :, None, None].to(o_nmNd.dtype)
