@@ -48,7 +48,7 @@ def in_blocks(
     spans = real_tokens(mask, B, N)
     assert spans is not None
     flat = x.reshape(B * N, D)
-    y = evaluate_blocks(flat, spans, blocks_of(active), active.shape[1], weights, attention.qkv, attention.out)
+    y = evaluate_blocks(flat, blocks_of(active.tolist(), spans), active.shape[1], weights, attention.qkv, attention.out)
     return y.view(B, N, D)
 
 
@@ -140,14 +140,18 @@ def test_notable_choices_in_several_precisions(way: Way, active: list[list[int]]
 def test_packed_tokens_equal_padded_ones() -> None:
     attention, x, mask = BudgetedAttention(8, AllHeads(4)).eval(), torch.randn(3, 5, 8), padding([5, 2, 4], 5)
     active = torch.tensor([[1, 0, 1, 0], [1, 0, 0, 0], [1, 1, 0, 0]]).bool()
-    spans = [range(5), range(5, 7), range(7, 11)]
-    packed = evaluate_blocks(x[mask], spans, blocks_of(active), 4, None, attention.qkv, attention.out)
+    blocks = blocks_of(active.tolist(), (range(5), range(5, 7), range(7, 11)))
+    packed = evaluate_blocks(x[mask], blocks, 4, None, attention.qkv, attention.out)
     torch.testing.assert_close(packed, in_blocks(attention, x, mask, active)[mask])
 
 
 def test_blocks_join_neighbouring_heads_that_the_same_samples_use() -> None:
     active = torch.tensor([[1, 1, 0, 1, 0], [1, 1, 0, 0, 0], [0, 0, 0, 1, 1]]).bool()
-    assert blocks_of(active) == [Block((0, 2), [0, 1]), Block((3, 4), [0, 2]), Block((4, 5), [2])]
+    assert blocks_of(active.tolist(), (range(3), range(3, 5), range(6, 9))) == [
+        Block(0, 2, [0, 1], [slice(0, 5)], [3, 2]),
+        Block(3, 4, [0, 2], [slice(0, 3), slice(6, 9)], [3, 3]),
+        Block(4, 5, [2], [slice(6, 9)], [3]),
+    ]
 
 
 @both_ways
@@ -167,7 +171,7 @@ def test_the_choice_of_the_cheapest_way() -> None:
     def choice(active: Tensor, lengths: list[int], length: int, width: int = 768, device: str = "cpu") -> str:
         spans = real_tokens(padding(lengths, length), len(lengths), length)
         assert spans is not None
-        return cheapest(blocks_of(active), spans, length, width, active.shape[1], device)
+        return cheapest(blocks_of(active.tolist(), spans), *active.shape[:1], length, width, active.shape[1], device)
 
     one, full = torch.eye(8).bool(), torch.ones(8, 8).bool()
     assert choice(one, [64] * 8, 64) == "blocks"

@@ -55,7 +55,7 @@ class BudgetedAttention(nn.Module):
         q, k, v = self.qkv(x_BND).view(B, N, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
         y_BHNd = attend(q, k, v, mask_BN, self.dropout if self.training else 0.0)
         if allocation.weights is not None:
-            weights = allocation.weights[:, :, None, None].to(y_BHNd.dtype)
+            weights = allocation.weights.reshape(B, -1, 1, 1).to(y_BHNd.dtype)
             y_BHNd = y_BHNd * weights if torch.is_grad_enabled() else y_BHNd.mul_(weights)
         out: Tensor = self.out(y_BHNd.transpose(1, 2).reshape(B, N, D))
         return out

@@ -12,6 +12,7 @@ block r rows, n samples, m heads, C = m d columns. `mask` is padding: True on re
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import groupby
 from typing import Literal, NamedTuple
 
@@ -19,12 +20,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+Way = Literal["blocks", "pairs", "dense"]
+Used = tuple[tuple[bool, ...], ...]  # for each sample, which heads it uses
+Spans = tuple[range, ...]  # for each sample, the rows of its real tokens in the flattened batch
+
 
 class Block(NamedTuple):
-    """Neighbouring heads (first, one past the last) and the samples, ascending, that use exactly these together."""
+    """Neighbouring heads, and the samples that use exactly these together."""
 
-    heads: tuple[int, int]
-    samples: list[int]
+    first: int
+    last: int  # one past the last
+    samples: list[int]  # ascending
+    runs: list[slice]  # their rows in the flattened batch, those that follow each other as one
+    lengths: list[int]  # their tokens
 
 
 class Costs(NamedTuple):
@@ -54,22 +62,31 @@ def evaluate_active(
         return None  # what is recorded must not depend on the example's heads
     if _CPU.block > 8 * B * N * D * D + 4 * B * N * N * D:
         return None  # less work than a plan
-    if mask_BN is None and active_BH.all():
+    used = tuple(map(tuple, active_BH.tolist()))
+    if mask_BN is None and all(map(all, used)):
         return None  # the frequent case of nothing to leave out must not pay for a plan
     spans = real_tokens(mask_BN, B, N)
     if spans is None:
         return None
-    blocks = blocks_of(active_BH)
-    way = cheapest(blocks, spans, N, D, H, x_BND.device.type)
+    way, blocks = (_plan_one if B == 1 else plan)(used, spans, N, D, x_BND.device.type)
     if way == "blocks":
-        return evaluate_blocks(x_BND.reshape(B * N, D), spans, blocks, H, weights_BH, qkv, out).view(B, N, D)
+        return evaluate_blocks(x_BND.reshape(B * N, D), blocks, H, weights_BH, qkv, out).view(B, N, D)
     return evaluate_pairs(x_BND, mask_BN, active_BH, weights_BH, qkv, out) if way == "pairs" else None
 
 
-def real_tokens(mask_BN: Tensor | None, batch: int, length: int) -> list[range] | None:
+def plan(used: Used, spans: Spans, length: int, width: int, device: str) -> tuple[Way, list[Block]]:
+    """The cheapest way for a batch, and its blocks."""
+    blocks = blocks_of(used, spans)
+    return cheapest(blocks, len(used), length, width, len(used[0]), device), blocks
+
+
+_plan_one = lru_cache(maxsize=1024)(plan)  # of one sample alone, choices come again and again
+
+
+def real_tokens(mask_BN: Tensor | None, batch: int, length: int) -> Spans | None:
     """The rows of each sample's real tokens in the flattened batch; None if some sample's are not one stretch."""
     if mask_BN is None:
-        return [range(row, row + length) for row in range(0, batch * length, length)]
+        return tuple(range(row, row + length) for row in range(0, batch * length, length))
     first_B, count_B = mask_BN.int().argmax(dim=1), mask_BN.sum(dim=1)
     place_N = torch.arange(length, device=mask_BN.device)
     inside_BN = (place_N >= first_B[:, None]) & (place_N < (first_B + count_B)[:, None])
@@ -77,24 +94,26 @@ def real_tokens(mask_BN: Tensor | None, batch: int, length: int) -> list[range] 
     if any(outside or not count for _, count, outside in found):
         return None
     starts = [sample * length + first for sample, (first, _, _) in enumerate(found)]
-    return [range(start, start + count) for start, (_, count, _) in zip(starts, found, strict=True)]
+    return tuple(range(start, start + count) for start, (_, count, _) in zip(starts, found, strict=True))
 
 
-def blocks_of(active_BH: Tensor) -> list[Block]:
-    """The active pairs in blocks, each pair once."""
-    users = [[sample for sample, on in enumerate(column) if on] for column in zip(*active_BH.tolist(), strict=True)]
+def blocks_of(used: Used, spans: Spans) -> list[Block]:
+    """The active pairs in blocks, each pair once.
+
+    The samples' spans of rows must ascend; they may leave rows out (padding) or follow each other (packed tokens).
+    """
+    users = [[sample for sample, on in enumerate(column) if on] for column in zip(*used, strict=True)]
     blocks, first = [], 0
     for samples, same in groupby(users):
         last = first + len(list(same))
         if samples:
-            blocks.append(Block((first, last), samples))
+            mine = [spans[sample] for sample in samples]
+            blocks.append(Block(first, last, samples, _runs(mine), [len(span) for span in mine]))
         first = last
     return blocks
 
 
-def cheapest(
-    blocks: list[Block], spans: Sequence[range], length: int, width: int, num_heads: int, device: str = "cpu"
-) -> Literal["blocks", "pairs", "dense"]:
+def cheapest(blocks: list[Block], batch: int, length: int, width: int, num_heads: int, device: str = "cpu") -> Way:
     """The cheapest way; pairs spend time on all of `length` places, the dense layer on all heads too."""
     costs = _CPU if device == "cpu" else _ACCELERATOR
     d = width // num_heads
@@ -103,52 +122,45 @@ def cheapest(
         return 8 * tokens * width * d + 4 * tokens * tokens * d
 
     in_blocks, pairs = 0.0, 0
-    for (first, last), samples in blocks:
-        lengths = [len(spans[sample]) for sample in samples]
-        runs = len(_runs([spans[sample] for sample in samples]))
-        in_blocks += costs.block + costs.run * runs + (last - first) * sum(map(product, lengths))
-        in_blocks += costs.move * width * sum(lengths) if runs > 1 else 0
+    for first, last, samples, runs, lengths in blocks:
+        in_blocks += costs.block + costs.run * len(runs) + (last - first) * sum(map(product, lengths))
+        in_blocks += costs.move * width * sum(lengths) if len(runs) > 1 else 0
         pairs += (last - first) * len(samples)
     in_pairs = 1.5 * costs.block + pairs * (product(length) + costs.move * width * (length + 4 * d))
-    dense = costs.block + costs.run + num_heads * len(spans) * product(length)
+    dense = costs.block + costs.run + num_heads * batch * product(length)
     if min(in_blocks, in_pairs) >= 0.9 * dense:  # estimates err: a gain must be clear
         return "dense"
     return "blocks" if in_blocks <= in_pairs else "pairs"
 
 
 def evaluate_blocks(
-    x_RD: Tensor,
-    spans: Sequence[range],
-    blocks: list[Block],
-    num_heads: int,
-    weights_BH: Tensor | None,
-    qkv: nn.Linear,
-    out: nn.Linear,
+    x_RD: Tensor, blocks: list[Block], num_heads: int, weights_BH: Tensor | None, qkv: nn.Linear, out: nn.Linear
 ) -> Tensor:
-    """Self-attention over the blocks' pairs; the rows of `x_RD` in no sample's span, or without a head, get `out.bias`.
-
-    The samples' spans must ascend; they may leave rows out (padding) or follow each other (packed tokens).
-    """
-    D = x_RD.shape[1]
+    """Self-attention over the blocks' pairs; the rows of `x_RD` in no block get `out.bias`."""
+    R, D = x_RD.shape
     d = D // num_heads
     back_DD = out.weight.t()
-    y_RD = _biased(out, x_RD)
-    for (first, last), samples in blocks:
-        columns = slice(first * d, last * d)
-        runs = _runs([spans[sample] for sample in samples])
+    y_RD: Tensor | None = None
+    for first, last, samples, runs, lengths in blocks:
         x_rD = x_RD[runs[0]] if len(runs) == 1 else torch.cat([x_RD[run] for run in runs])
-        own = slice(3 * columns.start, 3 * columns.stop)  # rows of q, k, v, head by head
+        own = slice(3 * first * d, 3 * last * d)  # rows of q, k, v, head by head
         qkv_r3C = F.linear(x_rD, qkv.weight[own], qkv.bias[own])
-        chosen = slice(samples[0], samples[-1] + 1) if samples[-1] - samples[0] < len(samples) else samples
-        weights_nm = None if weights_BH is None else weights_BH[chosen, first:last]
-        o_rC = _attend(qkv_r3C, [len(spans[sample]) for sample in samples], weights_nm, d)
-        back_CD = back_DD[columns].to(y_RD.dtype)
-        row = 0
+        weights_nm = None
+        if weights_BH is not None:
+            chosen = slice(samples[0], samples[-1] + 1) if samples[-1] - samples[0] < len(samples) else samples
+            weights_nm = weights_BH[chosen, first:last]
+        o_rC = _attend(qkv_r3C, lengths, weights_nm, d)
+        back_CD = back_DD[first * d : last * d]
+        if y_RD is None and len(o_rC) == R:
+            y_RD = torch.addmm(out.bias, o_rC, back_CD)
+            continue
+        y_RD = _biased(out, x_RD) if y_RD is None else y_RD
+        back_CD, row = back_CD.to(y_RD.dtype), 0
         for run in runs:  # adding in place, run by run, beats one product and a scattered sum
             rows = run.stop - run.start
             y_RD[run].addmm_(o_rC[row : row + rows], back_CD)
             row += rows
-    return y_RD
+    return _biased(out, x_RD) if y_RD is None else y_RD
 
 
 def evaluate_pairs(
