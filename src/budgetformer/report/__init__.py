@@ -9,7 +9,7 @@ from typing import Any
 
 from budgetformer.errors import ModelError
 
-__all__ = ["write_report"]
+__all__ = ["write_report", "write_whole"]
 
 
 def write_report(run: Path) -> Path:
@@ -25,7 +25,7 @@ def write_report(run: Path) -> Path:
     from budgetformer.report.page import render  # matplotlib is heavy
 
     target = run / "report.html"
-    _replace(target, render(facts, history, evaluation, baseline_history))
+    write_whole(target, render(facts, history, evaluation, baseline_history))
     return target
 
 
@@ -56,7 +56,7 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     return value
 
 
-def _replace(file: Path, text: str) -> None:
+def write_whole(file: Path, text: str) -> None:
     """Readers see the old file or the new one, never a half."""
     part = file.with_name(f".{file.name}.{os.getpid()}")
     try:

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from html import escape
 from typing import Any
 
 import matplotlib as mpl
@@ -15,9 +16,9 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
-# Mid-tones that stand out on white and on black; _INK becomes the page's own text colour.
+# Mid-tones that stand out on white and on black; INK becomes the page's own text colour.
 BLUE, ORANGE, GREEN, GREY = "#3b82d0", "#d9772b", "#2f9e6e", "#8a8a8a"
-_INK = "#010203"
+INK = "#010203"
 _STEPS = 400  # points drawn of a long run
 
 Points = tuple[Sequence[float], Sequence[float]]
@@ -46,39 +47,48 @@ class Mark:
 
 
 @contextmanager
-def _axes(
-    name: str, title: str, xlabel: str, ylabel: str, inches: tuple[float, float]
-) -> Iterator[tuple[Axes, list[str]]]:
-    """Axes to draw on; the list holds the SVG once the block is left."""
+def canvas(name: str, title: str, inches: tuple[float, float]) -> Iterator[tuple[Figure, list[str]]]:
+    """A figure to draw on; the list holds the SVG once the block is left. `name` keeps ids apart on one page."""
     settings: Any = {
         "svg.fonttype": "none", "svg.hashsalt": name, "font.family": "sans-serif", "font.size": 10,
-        "text.color": _INK, "axes.labelcolor": _INK, "axes.edgecolor": _INK, "xtick.color": _INK, "ytick.color": _INK,
-        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": _INK, "grid.alpha": 0.12,
+        "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
+        "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": INK, "grid.alpha": 0.12,
         "legend.frameon": False, "legend.fontsize": 9, "text.parse_math": False,
     }  # fmt: skip
     svg: list[str] = []
     with mpl.rc_context(settings):
         figure = Figure(figsize=inches, layout="constrained")
         FigureCanvasSVG(figure)
+        yield figure, svg
+        buffer = io.StringIO()
+        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+    svg.append(_inline(buffer.getvalue(), title))
+
+
+@contextmanager
+def _axes(
+    name: str, title: str, xlabel: str, ylabel: str, inches: tuple[float, float]
+) -> Iterator[tuple[Axes, list[str]]]:
+    """One pair of axes on a canvas, with a legend where there is more than one thing to tell apart."""
+    with canvas(name, title, inches) as (figure, svg):
         axes = figure.subplots()
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         yield axes, svg
         if len(axes.get_legend_handles_labels()[1]) > 1:
             axes.legend(loc="best")
-        buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
-    svg.append(_inline(buffer.getvalue(), title))
 
 
 def _inline(svg: str, title: str) -> str:
-    """Only the drawing: no prologue, metadata, page-wide style or repeated ids, and the page's font and ink."""
-    svg = svg[svg.index("<svg") :].replace(_INK, "currentColor")
+    """Only the drawing: no prologue, comments, page-wide style or repeated ids, and the page's font and ink."""
+    svg = svg[svg.index("<svg") :].replace(INK, "currentColor")
+    svg = re.sub(r"\s*<!--.*?-->", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\s*<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r"\s*<style type=\"text/css\">.*?</style>", "", svg, flags=re.DOTALL)
     svg = re.sub(r' id="[A-Za-z0-9.]+_[0-9]{1,4}"', "", svg)
     svg = re.sub(r"font: ([0-9.]+)px [^;\"]*", r"font-size: \1px; font-family: inherit", svg)
-    return svg.replace("<svg ", f'<svg role="img" aria-label="{title}" ', 1).strip()
+    svg = re.sub(r"font-family: '[^;\"]*", "font-family: inherit", svg)  # how turned text says it
+    return svg.replace("<svg ", f'<svg role="img" aria-label="{escape(title)}" ', 1).strip()
 
 
 def curves(name: str, title: str, xlabel: str, ylabel: str, lines: Sequence[Curve], *, percent: bool = False) -> str:
