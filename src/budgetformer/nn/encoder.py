@@ -98,7 +98,10 @@ class Block(nn.Module):
 
     def feedforward(self, x: Tensor) -> Tensor:
         """Position by position, so padding may be left out. (..., D) -> (..., D)."""
-        out: Tensor = self.feedforward_norm(x + self.dropout(self.outer(self.activation(self.inner(x)))))
+        inner = self.inner(x)
+        in_place = self.activation is F.relu and not torch.is_grad_enabled()  # the largest tensor of a layer
+        inner = inner.relu_() if in_place else self.activation(inner)
+        out: Tensor = self.feedforward_norm(x + self.dropout(self.outer(inner)))
         return out
 
 

@@ -145,11 +145,13 @@ def evaluate_blocks(
         x_rD = x_RD[runs[0]] if len(runs) == 1 else torch.cat([x_RD[run] for run in runs])
         own = slice(3 * first * d, 3 * last * d)  # rows of q, k, v, head by head
         qkv_r3C = F.linear(x_rD, qkv.weight[own], qkv.bias[own])
+        del x_rD  # here and below: a block's tensors must not stand beside the next one's
         weights_nm = None
         if weights_BH is not None:
             chosen = slice(samples[0], samples[-1] + 1) if samples[-1] - samples[0] < len(samples) else samples
             weights_nm = weights_BH[chosen, first:last]
         o_rC = _attend(qkv_r3C, lengths, weights_nm, d)
+        del qkv_r3C
         back_CD = back_DD[first * d : last * d]
         if y_RD is None and len(o_rC) == R:
             y_RD = torch.addmm(out.bias, o_rC, back_CD)
@@ -160,6 +162,7 @@ def evaluate_blocks(
             rows = run.stop - run.start
             y_RD[run].addmm_(o_rC[row : row + rows], back_CD)
             row += rows
+        del o_rC
     return _biased(out, x_RD) if y_RD is None else y_RD
 
 
@@ -202,7 +205,8 @@ def _attend(qkv_r3C: Tensor, lengths: list[int], weights_nm: Tensor | None, d: i
         q, k, v = qkv_r3C[rows].view(n, length, -1, 3, d).permute(3, 0, 2, 1, 4)
         o_nmNd = F.scaled_dot_product_attention(q, k, v)
         if weights_nm is not None:
-            o_nmNd = o_nmNd * weights_nm[sample : sample + n, :, None, None].to(o_nmNd.dtype)
+            weights = weights_nm[sample : sample + n, :, None, None].to(o_nmNd.dtype)
+            o_nmNd = o_nmNd * weights if torch.is_grad_enabled() else o_nmNd.mul_(weights)
         parts.append(o_nmNd.transpose(1, 2).reshape(n * length, -1))
         row, sample = rows.stop, sample + n
     return parts[0] if len(parts) == 1 else torch.cat(parts)
