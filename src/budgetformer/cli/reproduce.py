@@ -38,11 +38,11 @@ def reproduce(
 ) -> None:
     """Train what an experiment of the paper needs, and write its tables and figures beside the published numbers."""
     from budgetformer.cli.show import quiet_libraries
-    from budgetformer.paper.reproduce import choose, list_experiments, make_plan, render_again, run
+    from budgetformer.paper.reproduce import choose, list_experiments, make_plan, render, run
 
     quiet_libraries()
     if from_folder is not None:
-        render_again(from_folder, output)
+        render(from_folder, output)
         return
     plan = make_plan(scale, output, seeds, datasets, data_dir, premise, hypothesis)
     experiments = choose(which or "all" if as_list or dry_run else which)

@@ -86,22 +86,22 @@ def _curves(name: str, found: list[Done]) -> dict[str, Any]:
     logged = min(map(len, steps))
     epochs = [epoch["epoch"] for epoch in found[0].epochs]
 
-    def at_epochs(key: str) -> dict[str, list[float]]:
-        values = np.array([[epoch["validation"][key] for epoch in done.epochs] for done in found])
-        return {"y": values.mean(0).tolist(), "low": values.min(0).tolist(), "high": values.max(0).tolist()}
+    def at_epochs(key: str) -> list[float]:
+        values = [[epoch["validation"][key] for epoch in done.epochs] for done in found]
+        return [float(value) for value in np.mean(values, axis=0)]
 
     train = np.array([[record["s_mean"] for record in mine[:logged]] for mine in steps]).mean(0)
     return {
         "name": name,
         "kind": "lines",
-        "title": f"{NAMES[name]}: mean s and accuracy (band: range over seeds)",
+        "title": f"{NAMES[name]}: mean s and accuracy, seeds averaged",
         "x_title": "epoch",
         "y_title": "mean s",
         "series": [
             {"name": "train", "x": [r["step"] / total for r in steps[0][:logged]], "y": train.tolist()},
-            {"name": "validation", "x": epochs, **at_epochs("s_mean")},
+            {"name": "validation", "x": epochs, "y": at_epochs("s_mean")},
         ],
-        "y2": [{"name": "validation accuracy", "x": epochs, **at_epochs("score")}],
+        "y2": [{"name": "validation accuracy", "x": epochs, "y": at_epochs("score")}],
         "y2_title": "accuracy",
     }
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from budgetformer.data import DataSource
+from budgetformer.errors import UsageError
 from budgetformer.paper.scale import DATASETS, FULL_ROWS, Scale
-from budgetformer.training.recipe import PRESETS, Recipe
+from budgetformer.training.checkpoint import read_json
+from budgetformer.training.recipe import PRESETS, Recipe, same
 
 
 @dataclass(frozen=True)
@@ -69,11 +70,15 @@ class Plan:
 
     def done(self, cell: Cell) -> bool:
         """Whether a cell is finished: trained, evaluated and probed."""
-        try:
-            status = json.loads((self.cell(cell) / "run.json").read_text(encoding="utf-8"))["status"]
-        except (OSError, ValueError, KeyError):
+        file = self.cell(cell) / "run.json"
+        if not file.exists() or not (file.parent / "probes.json").exists():
             return False
-        return bool(status == "done") and (self.cell(cell) / "probes.json").exists()
+        record = read_json(file, "delete the cell's directory and run again")
+        if record["status"] != "done":
+            return False
+        if "recipe" in record and not same(_settings(record["recipe"]), _settings(self.recipe(cell).to_json())):
+            raise UsageError(f"{file.parent} was trained with other settings than this scale has now: give another -o")
+        return True
 
     def work(self, cell: Cell) -> float:
         """How long a cell takes, in no particular unit: rows times what a row costs."""
@@ -113,6 +118,11 @@ class Plan:
 
     def fixed(self, dataset: str, budget: float) -> list[Cell]:
         return self.each(dataset, f"fixed-{budget:g}", {"allocator": "fixed", "fixed_budget": budget})
+
+
+def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
+    """What decides a result: not where the tokenizer lies."""
+    return {key: value for key, value in recipe.items() if key not in ("tokenizer", "checkpoint_minutes")}
 
 
 TFIDF = "tfidf"

@@ -102,6 +102,6 @@ def dry_run(plan: Plan, experiments: Sequence[str], rate: float | None = None) -
         f"{rate:.3g} FLOPs a second, given" if rate else f"rates measured here in two steps of {_STEPPED_ROWS} rows"
     )
     print(
-        f"in all: {steps:,.0f} steps, {flops:.3g} training FLOPs (3 x forward, padded to full length), {hours:,.1f} h at "
-        f"{source}; evaluation, and controls that depend on results, are not counted"
+        f"in all: {steps:,.0f} steps, {flops:.3g} training FLOPs (3 x forward, padded to full length), {hours:,.1f} h "
+        f"at {source}; evaluation, and controls that depend on results, are not counted"
     )

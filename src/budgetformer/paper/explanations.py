@@ -1,4 +1,4 @@
-"""Hand-written explanations of what the reproduction found, by claim; each was tried before it was written down."""
+"""Hand-written explanations of what the reproduction found, by the key that the claim's code gives it."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from budgetformer.paper.needed import LATER, NEEDED
 from budgetformer.paper.results import Result, provenance
 from budgetformer.paper.scale import DATASETS, scale_named
 from budgetformer.paper.store import Store
-from budgetformer.training.checkpoint import explained, read_json, write_json
+from budgetformer.training.checkpoint import explained, write_json
 
 RESULTS: dict[str, Callable[[Plan, Store], Result]] = {
     "main": tables.main,
@@ -98,24 +98,20 @@ def run(plan: Plan, experiments: Sequence[str], jobs: int = 1) -> None:
 
 def write_results(plan: Plan, store: Store, experiments: Sequence[str]) -> None:
     """Write results/ID.json of each experiment from the cells that are done, and the documents."""
-    from budgetformer.paper.render import write
-
-    results = []
     with explained(plan.folder):
         (plan.folder / "results").mkdir(parents=True, exist_ok=True)
     for name in experiments:
         cells = distinct([*NEEDED[name](plan), *(LATER[name](plan, store) if name in LATER else ())])
         found = asdict(RESULTS[name](plan, store))
-        results.append({"id": name, "scale": plan.scale.name, **found, "provenance": provenance(plan, store, cells)})
-        write_json(plan.folder / "results" / f"{name}.json", results[-1])
-    write(results, plan.folder)
+        result = {"id": name, "scale": plan.scale.name, **found, "provenance": provenance(plan, store, cells)}
+        write_json(plan.folder / "results" / f"{name}.json", result)
+    render(plan.folder, plan.folder)
 
 
-def render_again(source: Path, folder: Path) -> None:
-    """Render the results that another reproduction wrote; nothing is trained."""
-    from budgetformer.paper.render import write
+def render(source: Path, folder: Path) -> None:
+    """Write the documents of all results that a folder holds, also those of earlier calls; nothing is trained."""
+    from budgetformer.paper.render import read, write
 
-    files = {path.stem: path for path in (source / "results").glob("*.json")}
-    if not files:
-        raise UsageError(f"--from {source}: there are no results in {source / 'results'}")
-    write([read_json(files[name], "reproduce it again") for name in NEEDED if name in files], folder)
+    if not (results := read(source)):
+        raise UsageError(f"{source} holds no results (results/*.json): reproduce an experiment into it first")
+    write(results, folder)
