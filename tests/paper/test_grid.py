@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from budgetformer.errors import DataError, UsageError
+from budgetformer.paper import grid
+from budgetformer.paper.cells import Cell, Plan
+from budgetformer.paper.grid import distinct, run_grid
+from budgetformer.paper.reproduce import GridError, make_plan, run
+from budgetformer.paper.scale import SCALES
+from budgetformer.paper.store import Store
+from budgetformer.training.loop import Fit
+from tests.paper.made import make_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_data(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture
+def plan(data: str, tmp_path: Path) -> Plan:
+    return make_plan("smoke", tmp_path / "out", 1, "snli,imdb", data)
+
+
+def test_cells_are_shared_by_name() -> None:
+    plan = make_plan("cpu", Path("out"), 2)
+    names = [cell.name for cell in distinct([*plan.learned("snli"), *plan.learned("snli", 1.0), *plan.dense("snli")])]
+    assert names == ["snli-learned-s0", "snli-learned-s1", "snli-dense-s0", "snli-dense-s1"]
+    with pytest.raises(AssertionError, match="two cells are named snli-x-s0"):
+        distinct([Cell("snli", "x", 0), Cell("snli", "x", 0, {"entropy": "off"})])
+
+
+def test_the_papers_own_shape_is_the_ordinary_cell() -> None:
+    assert [c.name for c in make_plan("paper", Path("out")).shaped("4L-8H", "learned")] == ["snli-learned-s0"]
+    assert [c.name for c in make_plan("cpu", Path("out")).shaped("4L-8H", "all")] == ["snli-dense-4L-8H-s0"]
+
+
+def test_longest_first_and_done_ones_are_skipped(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+    monkeypatch.setattr(grid, "compute", lambda plan, cell: computed.append(cell.name))
+    monkeypatch.setattr(Plan, "done", lambda self, cell: cell.name in ("snli-dense-s0", *computed))
+    cells = [*plan.learned("snli", 0.1), *plan.learned("snli"), *plan.dense("snli"), *plan.learned("snli", 0.5)]
+    assert run_grid(plan, cells) == []
+    assert computed == ["snli-learned-s0", "snli-learned-50pct-s0", "snli-learned-10pct-s0"]
+    assert run_grid(plan, cells) == []
+    assert len(computed) == 3
+
+
+def test_a_killed_grid_goes_on_to_the_same_result(
+    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = plan.learned("imdb")
+    whole = replace(plan, folder=tmp_path / "whole")
+    assert run_grid(whole, cells) == []
+    step = Fit._step
+
+    def killed(self: Fit, rows: Any) -> Any:
+        if self.state.step == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Fit, "_step", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_grid(plan, cells)
+    assert not plan.done(cells[0])
+    assert run_grid(plan, cells) == []
+    mine, theirs = (Store(p).get(cells)[0] for p in (plan, whole))
+    for key, values in mine.rows.items():
+        np.testing.assert_array_equal(values, theirs.rows[key])
+    assert mine.probes == theirs.probes
+    assert "1/1 cells: imdb-learned-s0 done" in capsys.readouterr().err
+
+
+def test_a_failed_cell_is_named_and_the_others_go_on(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[str] = []
+
+    def compute(plan: Plan, cell: Cell) -> None:
+        if cell.dataset == "snli":
+            raise DataError("row 3: no label")
+        computed.append(cell.name)
+
+    monkeypatch.setattr(grid, "compute", compute)
+    with pytest.raises(
+        GridError, match=r"2 cells are missing .*snli-(dense|learned)-s0 \(row 3: no label; log: "
+    ) as error:
+        run(plan, ["sizes"])
+    assert error.value.exit_code == 3
+    assert computed == ["imdb-dense-s0", "imdb-learned-s0"]
+    assert "row 3: no label" in (plan.folder / "logs" / "snli-dense-s0.log").read_text()
+    assert (plan.folder / "results" / "sizes.json").exists()
+
+
+def test_processes_of_their_own(plan: Plan) -> None:
+    good, bad = plan.dense("imdb"), plan.each("imdb", "wrong", {"allocator": "nothing"})
+    failures = run_grid(plan, [*good, *bad], jobs=2)
+    assert [f.cell.name for f in failures] == ["imdb-wrong-s0"]
+    assert failures[0].exit_code == 2
+    assert "allocator='nothing'" in failures[0].reason
+    assert plan.done(good[0])
+
+
+def test_two_grids_do_not_share_a_folder(plan: Plan) -> None:
+    plan.folder.mkdir()
+    with (plan.folder / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="being computed by another process"):
+            run_grid(plan, plan.dense("imdb"))
+
+
+def test_a_cell_of_another_scale_is_not_taken_for_done(plan: Plan) -> None:
+    assert run_grid(plan, plan.dense("imdb")) == []
+    other = replace(plan, scale=replace(SCALES["smoke"], recipe={**SCALES["smoke"].recipe, "learning_rate": 1e-4}))
+    with pytest.raises(UsageError, match="imdb-dense-s0 was trained with other settings"):
+        run_grid(other, other.dense("imdb"))

@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from budgetformer.cli import app
+from budgetformer.cost.paper import parameters
+from budgetformer.errors import BudgetFormerError, DataError
+from budgetformer.paper.difficulty import annotators_agreement, gradings
+from budgetformer.paper.dry_run import config_of, load_of
+from budgetformer.paper.needed import NEEDED, same_flops, same_heads
+from budgetformer.paper.reproduce import GridError, make_plan, run
+from budgetformer.paper.store import Store
+from tests.paper.made import make_data
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(make_data(tmp_path_factory.mktemp("data")))
+
+
+@pytest.fixture(scope="module")
+def done(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything at smoke scale, once for all tests of this file."""
+    folder = tmp_path_factory.mktemp("all")
+    result = CliRunner().invoke(app, ["reproduce", "all", "--scale", "smoke", "--data-dir", data, "-o", str(folder)])
+    assert result.exit_code == 0, result.output
+    return folder
+
+
+def result_of(folder: Path, name: str) -> dict[str, Any]:
+    return dict(json.loads((folder / "results" / f"{name}.json").read_text()))
+
+
+def test_every_artefact_is_written(done: Path) -> None:
+    for name in NEEDED:
+        result = result_of(done, name)
+        assert (result["id"], result["scale"]) == (name, "smoke")
+        assert result["tables"] or result["figures"]
+        assert result["provenance"]["cells"] > 0
+        for figure in result["figures"]:
+            assert (done / "figures" / f"{name}-{figure['name']}.svg").stat().st_size > 0
+    for suffix in ("md", "tex", "html"):
+        assert (done / f"reproduction.{suffix}").stat().st_size > 0
+    verdicts = {c["verdict"] for name in NEEDED for c in result_of(done, name)["claims"]}
+    assert verdicts <= {"holds", "does not hold"}
+
+
+def test_the_tables_say_what_the_cells_did(done: Path, data: str) -> None:
+    plan = make_plan("smoke", done, 1, None, data)
+    learned = Store(plan).get(plan.learned("snli"))[0]
+    row = next(r for r in result_of(done, "main")["tables"][0]["rows"] if r["dataset"] == "SNLI")
+    rows = learned.rows
+    assert row["topk"]["mean"] == float((rows["logits"].argmax(1) == rows["labels"]).mean())
+    assert row["topk"]["published"] == 0.8106
+    assert row["s"]["mean"] == pytest.approx(float(rows["budget"].mean()))
+    assert row["k"]["mean"] == pytest.approx(float(rows["heads"].mean()) / 4)
+    assert rows["lines"].tolist() == list(range(1, 61))
+    heat = result_of(done, "heatmaps")["figures"][0]["panels"][0]
+    mine = rows["budget"][rows["labels"] == heat["columns"].index("neutral")]
+    assert heat["values"][1][heat["columns"].index("neutral")] == pytest.approx(float(mine[:, 1].mean()))
+    maps = result_of(done, "attention-maps")["figures"][0]["panels"]
+    assert len(maps) == 2 * 4
+    assert np.allclose(np.sum(maps[0]["values"], axis=1), 1, atol=0.01)
+
+
+def test_the_second_wave_matches_the_first(done: Path, data: str) -> None:
+    plan = make_plan("smoke", done, 1, None, data)
+    store = Store(plan)
+    learned = store.get(plan.learned("imdb"))[0]
+    heads = same_heads(plan, store, "imdb")[0].model["fixed_budget"] * 4
+    assert heads == math.ceil(4 * learned.k_over_h - 1e-9)
+    # At this size no narrowing is enough; with s as learned on more heads it is: ask for more FLOPs than the learned.
+    learned.test["cost"]["flops_per_text"] *= 1.5
+    narrow = same_flops(plan, store, "imdb")[0]
+    assert narrow.model["allocator"] == "all"
+    assert 1 < narrow.model["intermediate_size"] < 16
+    empty = make_plan("smoke", done / "empty", 1, None, data)
+    assert same_heads(empty, Store(empty), "imdb") == []
+
+
+def test_snli_is_graded_by_its_annotators(done: Path, data: str, tmp_path: Path) -> None:
+    plan = make_plan("smoke", done, 1, None, data)
+    people, loss = gradings(plan, Store(plan), "snli")
+    votes = [json.loads(line) for line in (Path(data) / "snli" / "test_annotators.jsonl").read_text().splitlines()]
+    expected = [max(map(v["annotator_labels"].count, (1, 2))) / 5 for v in votes]
+    np.testing.assert_allclose(1 - people.difficulty, expected)
+    assert people.grade.tolist() == [{1.0: 0, 0.8: 1, 0.6: 2}[share] for share in expected]
+    assert np.bincount(loss.grade).tolist() == [20, 20, 20]
+    other = make_data(tmp_path / "data", test=30)
+    file = other / "snli" / "test_annotators.jsonl"
+    file.write_text(file.read_text() + file.read_text())
+    elsewhere = make_plan("smoke", tmp_path, 1, None, str(other))
+    with pytest.raises(DataError, match="has 60 rows for the 30 rows"):
+        annotators_agreement(elsewhere)
+    file.unlink()
+    assert annotators_agreement(elsewhere) == {}
+    lines = [json.loads(line) for line in (other / "snli" / "test.jsonl").read_text().splitlines()]
+    rows = [{**row, "annotator_labels": [0, 0, 1, -1]} for row in lines]
+    (other / "snli" / "test.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert set(annotators_agreement(elsewhere).values()) == {2 / 3}
+
+
+def test_results_are_rendered_again_without_training(done: Path, tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["reproduce", "--from", str(done), "-o", str(tmp_path / "again")])
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / "again" / "reproduction.md").read_text() == (done / "reproduction.md").read_text()
+
+
+def test_the_list_tells_what_is_done(done: Path, data: str) -> None:
+    common = ["--list", "--scale", "smoke", "--data-dir", data]
+    listed = CliRunner().invoke(app, ["reproduce", "heatmaps,controls", *common, "-o", str(done)]).stdout
+    assert "heatmaps: 1 of 1 cells done\n  snli-learned-s0\n" in listed
+    assert "controls: 4 of 4 cells done, and more that depend on their results" in listed
+    assert "0 of 10 cells done" in CliRunner().invoke(app, ["reproduce", "main", *common, "-o", "nowhere"]).stdout
+
+
+def test_the_dry_run_steps_every_model(tmp_path: Path) -> None:
+    out = CliRunner().invoke(app, ["reproduce", "--dry-run", "--scale", "smoke", "-o", str(tmp_path / "none")])
+    assert out.exit_code == 0, out.output
+    assert "30 cells, " in out.stdout
+    assert "snli-learned: 4 cells, 200 rows, 7 steps" in out.stdout
+    assert "FLOPs (3 x forward, padded to full length)" in out.stdout
+    assert not (tmp_path / "none").exists()
+    given = CliRunner().invoke(app, ["reproduce", "heatmaps", "--dry-run", "--scale", "smoke", "--flop-rate", "1e9"])
+    assert "at 1e+09 FLOPs a second, given" in given.stdout
+
+
+def test_the_paper_scale_is_the_papers() -> None:
+    plan = make_plan("paper", Path("out"))
+    learned, dense = plan.learned("snli")[0], plan.dense("imdb")[0]
+    config, recipe = config_of(plan, learned), plan.recipe(learned)
+    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers) == (768, 3072, 4)
+    assert (config.num_attention_heads, config.vocab_size, config.labels) == (8, 30522, 3)
+    assert parameters(config.labels, gated=True) == 54_184_743
+    assert (recipe.epochs, recipe.batch_size, recipe.learning_rate, recipe.keep) == (10, 16, 2e-5, "last")
+    assert (recipe.tokenizer, recipe.max_length) == ("bert-base-uncased", 64)
+    assert plan.recipe(dense).max_length == 512
+    assert load_of(plan, learned).steps == 10 * math.ceil(549_367 / 16)
+    assert load_of(plan, dense).rows == 22_500  # a tenth of the training rows is for validation
+    # 3 x 10 epochs x rows x (layers x (projections + scores + feed-forward) + pooling and classifier)
+    N, D = 512, 768
+    text = 4 * (8 * N * D * D + 4 * N * N * D + 16 * N * D * D) + 2 * N * D + 2 * D * 2
+    assert load_of(plan, dense).flops == pytest.approx(30 * 22_500 * text)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["reproduce"], "which experiment? Give all, or some of main, fixed"),
+        (["reproduce", "mian"], "experiment 'mian' is not known: did you mean main?"),
+        (["reproduce", "all", "--scale", "huge"], "--scale huge: give one of paper, cpu, smoke"),
+        (["reproduce", "all", "--datasets", "snli,cola"], "--datasets cola: give some of dbpedia_14"),
+        (["reproduce", "--from", "nowhere"], "nowhere holds no results"),
+    ],
+)
+def test_usage_errors(words: list[str], message: str) -> None:
+    error = CliRunner().invoke(app, words).exception
+    assert isinstance(error, BudgetFormerError)
+    assert message in str(error)
+    assert error.exit_code == 2
+
+
+def test_data_that_is_not_there(tmp_path: Path, data: str) -> None:
+    (Path(data) / "imdb").rename(Path(data) / "elsewhere")
+    try:
+        plan = make_plan("smoke", tmp_path, 1, "imdb", data)
+        with pytest.raises(BudgetFormerError, match="imdb"):
+            run(plan, ["main"])
+    finally:
+        (Path(data) / "elsewhere").rename(Path(data) / "imdb")
+
+
+def test_a_missing_extra_is_named_and_the_rest_is_written(
+    data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(GridError, match=r"snli-tfidf-s0 .*pip install 'budgetformer\[sklearn\]'") as error:
+        run(make_plan("smoke", tmp_path, 1, "snli", data), ["controls"])
+    assert error.value.exit_code == 5
+    models = [row["model"] for row in result_of(tmp_path, "controls")["tables"][0]["rows"] if row["accuracy"]["mean"]]
+    assert "dense Transformer" in models
+    assert "TF-IDF and logistic regression" not in models
