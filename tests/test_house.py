@@ -23,7 +23,7 @@ FLOORS = [
     {"evaluation", "bench"},
     {"report"},
     {"training"},
-    {"paper"},
+    {"paper", "scoring"},
     {"cli"},
     {"__main__"},
 ]

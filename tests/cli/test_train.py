@@ -62,6 +62,7 @@ def test_it_learns_and_says_so(run: Path) -> None:
     assert result["test"]["hardest"][0]["text"]
     record = json.loads((run / "run.json").read_text())
     assert record["status"] == "done"
+    assert record["text_columns"] == ["review"]
     assert record["training"]["progress"] == 1.0
     assert record["environment"]["torch"] == torch.__version__
 

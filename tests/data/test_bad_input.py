@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetformer.data import DataSource, check_data, files, open_data, sources, stream_examples
+from budgetformer.data import DataSource, check_data, files, open_data, sources
 from budgetformer.errors import BudgetFormerError, DataError, MissingExtraError, UsageError
 
 GOOD = "".join(f"text number {i},{'ab'[i % 2]}\n" for i in range(20))
@@ -277,15 +277,6 @@ def test_an_empty_terminal_is_no_standard_input(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr("sys.stdin", Terminal())
     with pytest.raises(UsageError, match="nothing is piped"):
         open_data(DataSource("-"))
-
-
-def test_prediction_needs_no_label_but_still_a_text(tmp_path: Path) -> None:
-    source = csv_file("a,1\n\n,2\n", "text,id\n")(tmp_path)
-    rows = stream_examples(source)
-    first = next(rows)
-    assert (first.text, first.label, first.line) == ("a", None, 2)
-    with pytest.raises(BudgetFormerError, match="line 4: 'text' is empty"):
-        next(rows)
 
 
 PIECES = st.sampled_from(

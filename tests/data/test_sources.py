@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.data import BadRow, DataSource, RawRow, open_data, read_rows, stream_examples
+from budgetformer.data import BadRow, DataSource, RawRow, open_data, read_rows
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 ROWS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8)
@@ -128,9 +128,3 @@ def test_standard_input_is_spooled_and_read_twice(content: bytes, monkeypatch: p
     train = data.splits["train"]
     assert list(train.examples()) == list(train.examples())
     assert next(train.examples()).file == "standard input"
-
-
-def test_stream_for_prediction(tmp_path: Path) -> None:
-    (tmp_path / "d.jsonl").write_text('{"premise": "a", "hypothesis": "b"}\n{"premise": "c", "hypothesis": "d"}\n')
-    read = [(e.text, e.text_pair, e.label) for e in stream_examples(DataSource(str(tmp_path / "d.jsonl")))]
-    assert read == [("a", "b", None), ("c", "d", None)]

@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,17 @@ UNLABELLED = "unlabelled"  # a row whose label says that nobody knows it: droppe
 
 @dataclass(frozen=True)
 class Example:
-    """One text, or two, and its label: a name, a number, several names, or None for prediction."""
+    """One text, or two, and its label: a name, a number, several names, or None for prediction.
+
+    `fields` are all of the row's, for those who write it out again.
+    """
 
     text: str
     text_pair: str | None
     label: Label
     line: int
     file: str
+    fields: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ def read_examples(table: Table, columns: Columns, rule: LabelRule | None, bad: B
             raw = json.dumps(row.fields, ensure_ascii=False, default=str)[:RAW_KEPT]
             bad.add(BadRow(table.name, row.line, error.kind, error.reason, raw))
             continue
-        yield Example(text, pair, label, row.line, table.name)
+        yield Example(text, pair, label, row.line, table.name, row.fields)
 
 
 def infer_task(rows: Iterable[RawRow], labels: tuple[str, ...], separator: str | None) -> str:

@@ -309,6 +309,7 @@ def _record(
     prepared: Prepared, recipe: Recipe, model: BudgetFormerForSequenceClassification, seed: int, folder: Path
 ) -> dict[str, Any]:
     data, config = prepared.data, model.config
+    columns = data.splits["train"].reading.columns
     return {
         "budgetformer": environment()["budgetformer"],
         "name": folder.resolve().name,
@@ -320,6 +321,7 @@ def _record(
         "splits": {name: len(split) for name, split in prepared.splits.items()},
         "cut": {name: split.cut for name, split in prepared.splits.items()},
         "columns": data.columns_chosen,
+        "text_columns": [columns.text, columns.text_pair] if columns.text_pair else [columns.text],
         "warnings": data.warnings,
         "max_length": recipe.max_length,
         "model": {

@@ -13,10 +13,10 @@ _SECONDS_BETWEEN_LINES = 15.0
 
 
 class View:
-    """Shows how training goes. `quiet` shows nothing (all processes but the first)."""
+    """Shows how long work goes, in steps or another `unit`. `quiet` shows nothing (all processes but the first)."""
 
-    def __init__(self, total: int, done: int = 0, *, quiet: bool = False) -> None:
-        self.quiet = quiet
+    def __init__(self, total: int, done: int = 0, *, quiet: bool = False, unit: str = "step") -> None:
+        self.quiet, self.unit = quiet, unit
         self.total = total
         self._began, self._first, self._last = time.monotonic(), done, 0.0
         self._progress: Progress | None = None
@@ -34,8 +34,8 @@ class View:
             self._progress.update(self._task, completed=step, description=_words(figures))
         elif (now := time.monotonic()) - self._last > _SECONDS_BETWEEN_LINES:
             self._last = now
-            left = (now - self._began) / max(1, step - self._first) * (self.total - step)
-            self.say(f"step {step}/{self.total}  {_words(figures)}  about {_duration(left)} left")
+            left = (now - self._began) / max(1, step - self._first) * max(0, self.total - step)
+            self.say(f"{self.unit} {step}/{self.total}  {_words(figures)}  about {_duration(left)} left")
 
     def say(self, line: str) -> None:
         """A line that stays."""

@@ -1,0 +1,122 @@
+"""budgetformer predict: a finished run on texts without labels, one or millions."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from budgetformer.cli import app
+from budgetformer.cli.data_flags import HELP
+from budgetformer.data.locate import DataSource
+from budgetformer.errors import UsageError
+
+if TYPE_CHECKING:
+    from budgetformer.scoring.job import Predictor, Summary
+
+
+def _data(flag: str) -> Any:
+    return typer.Option("--" + flag.replace("_", "-"), help=HELP[flag], rich_help_panel="Data")
+
+
+@app.command()
+def predict(
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
+    data: Annotated[
+        str | None, typer.Argument(metavar="DATA", help="A file, a folder of files, - or a data set, as for train.")
+    ] = None,
+    text: Annotated[str | None, typer.Option(help="Without DATA the text itself, with DATA its column.")] = None,
+    text_pair: Annotated[str | None, typer.Option(help="The second text, or its column.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help=".csv, .tsv, .jsonl (each also .gz) or .parquet.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="learned, full, fixed:X or max:X.")] = "learned",
+    top: Annotated[int, typer.Option(help="The best N labels with their scores.")] = 1,
+    probabilities: Annotated[bool, typer.Option("--probabilities", help="The probability of every label.")] = False,
+    long: Annotated[
+        str, typer.Option(help="Texts longer than the model reads: cut, head-tail, windows or error.")
+    ] = "cut",
+    split: Annotated[str | None, typer.Option(help="Which split of a data set (default: test).")] = None,
+    shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only the I-th of N equal parts.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
+    engine: Annotated[str, typer.Option(help="local, or ray: a folder's files on a Ray cluster.")] = "local",
+    workers: Annotated[int | None, typer.Option(help="With ray: how many models run (default: one a CPU).")] = None,
+    encoding: Annotated[str, _data("encoding")] = "utf-8",
+    bad_rows: Annotated[str, _data("bad_rows")] = "error",
+    quarantine: Annotated[str | None, _data("quarantine")] = None,
+    data_dir: Annotated[str | None, _data("data_dir")] = None,
+    offline: Annotated[bool, _data("offline")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a single text.")] = False,
+) -> None:
+    """Predict labels with RUN, for one --text or for every row of DATA, which keeps its columns and order.
+
+    Without -o, JSON lines go to standard output. docs/predict.md says what is added and how to go on after a stop.
+    """
+    from budgetformer.cli.show import quiet_libraries
+    from budgetformer.scoring.job import Predictor, Request
+
+    quiet_libraries()
+    if data is None:
+        if text is None:
+            raise UsageError("nothing to predict: give a file (or - for standard input), or a text with --text")
+        if output:
+            raise UsageError(f"-o {output} goes with a file; a single --text is printed: leave -o out")
+        _one(Predictor(run, budget=budget, long=long), text, text_pair, top, probabilities, as_json)
+        return
+    source = DataSource(
+        data, text=text, text_pair=text_pair, encoding=encoding, bad_rows=bad_rows, quarantine=quarantine,
+        data_dir=data_dir, offline=offline,
+    )  # fmt: skip
+    request = Request(source, output, split, top, probabilities, shard, resume, overwrite)
+    if engine not in ("local", "ray"):
+        raise UsageError(f"--engine {engine}: choose local or ray")
+    try:
+        if engine == "ray":
+            from budgetformer.scoring.cluster import predict_folder
+
+            summary = predict_folder(run, request, budget=budget, long=long, workers=workers, say=_say)
+        else:
+            summary = Predictor(run, budget=budget, long=long).predict(request, _say)
+    except BrokenPipeError:  # whoever read our output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        raise typer.Exit from None
+    if summary:
+        _say(_sentence(summary, output))
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _sentence(summary: Summary, output: Path | None) -> str:
+    before = summary.rows - summary.rows_now
+    parts = [
+        f"{summary.rows} rows" + (f" ({before} of them before)" if before else ""),
+        f"{summary.rows_now / max(1e-9, summary.seconds):.0f} a second",
+        f"{summary.cut} texts cut" if summary.cut else "no text cut",
+        *([f"{summary.bad} bad rows set aside"] if summary.bad else []),
+        *([str(output)] if output else []),
+    ]
+    return ", ".join(parts)
+
+
+def _one(predictor: Predictor, text: str, pair: str | None, top: int, probabilities: bool, as_json: bool) -> None:
+    from budgetformer.cli.show import print_json
+    from budgetformer.scoring.answers import Answers
+
+    scorer = predictor.scorer
+    answers = Answers(scorer.task, scorer.labels, top=top, probabilities=probabilities)
+    predictor.check_text(pair)
+    scores = scorer.score([text], None if pair is None else [pair])
+    answer = dict(zip(answers.kinds, next(answers.rows(scores)), strict=True))
+    if as_json:
+        print_json(answer)
+        return
+    width = max(map(len, answer))
+    for name, value in answer.items():
+        shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+        print(f"{name:{width}}  {shown}")
