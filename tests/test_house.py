@@ -23,6 +23,7 @@ FLOORS = [
     {"evaluation", "bench"},
     {"report"},
     {"training"},
+    {"scoring"},
     {"cli"},
     {"__main__"},
 ]
