@@ -24,6 +24,7 @@ FLOORS = [
     {"report"},
     {"training"},
     {"scoring"},
+    {"serving"},
     {"cli"},
     {"__main__"},
 ]

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from budgetformer.serving.engine import Engine, Piece, Result, Text
+from tests.scoring.toy import make_model, tokenizer
 
 RUN = Path("run")
 
@@ -27,6 +28,7 @@ class ToyEngine(Engine):
         self.fails = fails
         self.gate = threading.Event()
         self.gate.set()
+        self.begun = threading.Event()
         self.batches: list[tuple[str, list[int]]] = []
 
     def encode(self, texts: Sequence[Text]) -> list[Piece]:
@@ -38,6 +40,7 @@ class ToyEngine(Engine):
         return pieces
 
     def run(self, pieces: Sequence[Piece], dial: str) -> list[Result]:
+        self.begun.set()
         self.gate.wait()
         if self.fails:
             raise ZeroDivisionError(self.fails)
@@ -50,6 +53,14 @@ class Client:
 
     def __init__(self, app: Callable[..., Awaitable[None]]) -> None:
         self.app = app
+
+    async def hold(self, engine: ToyEngine) -> asyncio.Task[tuple[int, Any]]:
+        """Stop the model in the middle of a text of two tokens."""
+        engine.gate.clear()
+        engine.begun.clear()
+        held = asyncio.create_task(self.json("/predict", {"text": "good film"}))
+        await asyncio.to_thread(engine.begun.wait)
+        return held
 
     async def send(
         self,
@@ -102,3 +113,12 @@ async def running(app: Any, *, ready: bool = True) -> AsyncIterator[Client]:
         while ready and (await client.send("GET", "/ready"))[0] == 503:
             await asyncio.sleep(0)
         yield client
+
+
+def write_run(folder: Path, *, pairs: bool | None = False, **config: Any) -> Path:
+    """A run that was never trained: random weights behind the scorer's toy tokenizer."""
+    folder.mkdir()
+    make_model(**config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    (folder / "run.json").write_text(json.dumps({"max_length": 16, "pairs": pairs, "status": "done"}))
+    return folder

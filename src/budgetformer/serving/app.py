@@ -103,7 +103,8 @@ def _work(app: FastAPI, service: Service) -> None:
         good = [text for text in checked if not isinstance(text, Refusal)]
         found = iter(await service.predict(request, good, dial) if good else ())
         predictions = [
-            text.body if isinstance(text, Refusal) else service.engine.render(*next(found), body.top) for text in checked
+            text.body if isinstance(text, Refusal) else service.engine.render(*next(found), body.top)
+            for text in checked
         ]
         return JSONResponse({"predictions": predictions, "model": service.engine.hash, "budget": dial})
 

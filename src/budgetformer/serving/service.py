@@ -28,7 +28,9 @@ class Service:
         self.engine, self.settings, self.metrics = engine, settings, Metrics()
         self.inside = 0  # texts that were taken in and not yet answered
         self._not_ready: str | None = "the self-test is running"
-        self._batcher = Batcher(engine.encode, self._run, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000)
+        self._batcher = Batcher(
+            engine.encode, self._run, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000
+        )
 
     async def start(self) -> None:
         """Start the model's thread; ready once its self-test has passed."""
