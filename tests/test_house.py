@@ -23,6 +23,7 @@ FLOORS = [
     {"evaluation", "bench"},
     {"report"},
     {"training"},
+    {"serving"},
     {"cli"},
     {"__main__"},
 ]
