@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from budgetformer.serving.engine import Engine, Piece, Result, Text
-from tests.scoring.toy import make_model, tokenizer
 
 RUN = Path("run")
 
@@ -113,12 +112,3 @@ async def running(app: Any, *, ready: bool = True) -> AsyncIterator[Client]:
         while ready and (await client.send("GET", "/ready"))[0] == 503:
             await asyncio.sleep(0)
         yield client
-
-
-def write_run(folder: Path, *, pairs: bool | None = False, **config: Any) -> Path:
-    """A run that was never trained: random weights behind the scorer's toy tokenizer."""
-    folder.mkdir()
-    make_model(**config).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    (folder / "run.json").write_text(json.dumps({"max_length": 16, "pairs": pairs, "status": "done"}))
-    return folder
