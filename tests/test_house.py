@@ -24,6 +24,7 @@ FLOORS = [
     {"report"},
     {"training"},
     {"paper", "scoring"},
+    {"serving"},
     {"cli"},
     {"__main__"},
 ]

@@ -74,16 +74,16 @@ class Scorer:
         """The first half of `score`: needs the tokenizer alone, and most of it runs without Python's lock."""
         return self._cutter.encode(texts, pairs)
 
-    def run(self, pieces: Pieces) -> Scores:
-        """The second half of `score`: the model on pieces, shortest first, put back in order."""
-        encoded, config = pieces.encoded, self.model.config
+    def run(self, pieces: Pieces, dial: Dial | None = None) -> Scores:
+        """The second half of `score`: the model on pieces, shortest first, put back in order; `dial` for once."""
+        encoded, config, dial = pieces.encoded, self.model.config, dial or self.dial
         values = np.empty((len(encoded), config.labels), np.float32)
         heads = np.empty((len(encoded), config.num_hidden_layers), np.int16)
-        with self._repeatable(), torch.inference_mode():
+        with self._repeatable(dial), torch.inference_mode():
             for chosen in self._batches(encoded.lengths):
                 batch = collate(encoded, chosen, config.pad_token_id or 0).to(self.model.device)
                 out: Any = self.model(
-                    batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget=self.dial
+                    batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget=dial
                 )
                 values[chosen] = self._probabilities(out.logits.float()).cpu().numpy()
                 heads[chosen] = torch.stack([a.active.sum(-1) for a in out.allocations], 1).cpu().numpy()
@@ -111,9 +111,9 @@ class Scorer:
         return logits.sigmoid() if self.task == "multi_label_classification" else logits.softmax(-1)
 
     @contextmanager
-    def _repeatable(self) -> Iterator[None]:
+    def _repeatable(self, dial: Dial) -> Iterator[None]:
         """The paper's ablations with random heads draw the same numbers at every call; nothing else is random."""
-        if self.dial.mode != "random" and self.model.config.allocator != "random":
+        if dial.mode != "random" and self.model.config.allocator != "random":
             yield
             return
         with torch.random.fork_rng([self.model.device] if self.model.device.type == "cuda" else []):

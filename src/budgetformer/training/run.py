@@ -318,6 +318,7 @@ def _record(
         "data_fingerprint": data.fingerprint,
         "task": config.task,
         "labels": data.labels,
+        "pairs": data.is_pair,
         "splits": {name: len(split) for name, split in prepared.splits.items()},
         "cut": {name: split.cut for name, split in prepared.splits.items()},
         "columns": data.columns_chosen,

@@ -1,0 +1,118 @@
+"""The border of the service: keys, sizes, times and counts, before anything is parsed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import time
+import traceback
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from budgetformer.serving.messages import Refusal, busy
+from budgetformer.serving.service import Service
+
+PATHS = ("/", "/predict", "/explain", "/attention", "/info", "/health", "/ready", "/metrics", "/openapi.json")
+OPEN = ("/health", "/ready")
+_DISCARD_SECONDS = 1.0
+logger = logging.getLogger("budgetformer.serving")
+
+
+class Border:
+    """Wraps the app: refuses at the door, counts every answer, and lets no exception and no text out."""
+
+    def __init__(self, app: ASGIApp, service: Service, key: str | None) -> None:
+        self._app, self._service, self._limits = app, service, service.settings
+        self._key = key.encode() if key else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            headers = dict(scope["headers"])
+            self._admit(scope, headers)
+            deadline = asyncio.get_running_loop().time() + self._limits.timeout
+            scope["state"] = {**scope.get("state", {}), "deadline": deadline}
+            await self._app(scope, self._limited(receive, headers, deadline), sending)
+        except Exception as error:
+            if not isinstance(error, Refusal):
+                where = "".join(traceback.format_tb(error.__traceback__))  # no message: it may hold a text
+                logger.error("%s at %s\n%s", type(error).__name__, _label(scope), where)
+                error = Refusal(500, "internal", "the service failed on this request", "tell its operator")
+            if not status:
+                await self._service.answer(error)(scope, receive, sending)
+        finally:
+            path = _label(scope)
+            self._service.metrics.requests.labels(path, status).inc()
+            self._service.metrics.latency.labels(path).observe(time.perf_counter() - began)
+
+    def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Refuse what needs no look at the body: a wrong key, and work that cannot be taken now."""
+        if self._key is not None and scope["path"] not in OPEN:
+            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+            given = token.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+            if not hmac.compare_digest(given, self._key):
+                hint = "send Authorization: Bearer KEY or X-API-Key: KEY"
+                raise Refusal(
+                    401, "unauthorized", "the API key is missing or wrong", hint, {"WWW-Authenticate": "Bearer"}
+                )
+        if scope["method"] == "POST":
+            self._service.check_ready()
+            if self._service.inside >= self._limits.queue:
+                raise busy("queue_full", f"{self._service.inside} texts are waiting, as many as may")
+
+    def _limited(self, receive: Receive, headers: dict[bytes, bytes], deadline: float) -> Receive:
+        """`receive`, with an end to the body's size and time."""
+        size, ended = 0, False
+        length = headers.get(b"content-length", b"0")
+        declared = int(length) if length.isdigit() else 0
+
+        async def limited() -> Message:
+            nonlocal size, ended
+            if ended:
+                return await receive()
+            if declared > self._limits.max_bytes:
+                raise await self._too_large(receive, wait=b"expect" not in headers)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    message = await receive()
+            except TimeoutError:
+                raise Refusal(
+                    408, "request_timeout", f"the body did not arrive within {self._limits.timeout:g} s",
+                    "send it faster, or less of it", {"Connection": "close"},
+                ) from None  # fmt: skip
+            size += len(message.get("body", b""))
+            ended = not message.get("more_body", False)
+            if size > self._limits.max_bytes:
+                raise await self._too_large(receive, wait=not ended)
+            return message
+
+        return limited
+
+    async def _too_large(self, receive: Receive, *, wait: bool) -> Refusal:
+        """The refusal of a body; what of it is on its way is read first, or the client might miss the answer."""
+        if wait:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_DISCARD_SECONDS):
+                    while (await receive()).get("more_body", False):
+                        pass
+        return Refusal(
+            413, "body_too_large", f"the body has more than {self._limits.max_bytes} bytes",
+            "send fewer or shorter texts in a request; /info has the limits", {"Connection": "close"},
+        )  # fmt: skip
+
+
+def _label(scope: Scope) -> str:
+    path: str = scope["path"]
+    return path if path in PATHS else "other"

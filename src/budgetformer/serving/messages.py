@@ -1,0 +1,144 @@
+"""What goes in and out: the JSON bodies as OpenAPI shows them, and errors of one form."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from starlette.exceptions import HTTPException
+
+# A text that is no string fails by itself, not its neighbours: so it is no matter of the schema's.
+_Text = Annotated[Any, WithJsonSchema({"type": "string"})]
+_Pair = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2})]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class TextBody(_Strict):
+    """One text, or two, and the dial."""
+
+    text: str = Field(examples=["a film of rare warmth"])
+    text_pair: str | None = None
+    budget: str | None = Field(None, description="learned, full, fixed:X or max:X; the service's own if not given")
+
+
+class AttentionBody(_Strict):
+    """One text, or two, and the head whose attention is wanted; both are counted from 0."""
+
+    text: str = Field(examples=["a film of rare warmth"])
+    text_pair: str | None = None
+    layer: int = Field(ge=0, le=10_000)
+    head: int = Field(ge=0, le=10_000)
+
+
+class PredictBody(_Strict):
+    """Exactly one of `text` (with `text_pair` for a model of pairs), `texts` and `pairs`."""
+
+    text: str | None = Field(None, examples=["a film of rare warmth"])
+    text_pair: str | None = None
+    texts: list[_Text] | None = None
+    pairs: list[_Pair] | None = None
+    budget: str | None = Field(None, description="learned, full, fixed:X or max:X; the service's own if not given")
+    top: int | None = Field(None, ge=1, le=1_000_000, description="return only so many of the likeliest labels")
+
+
+class ErrorDetail(BaseModel):
+    """What is wrong, and what to do about it."""
+
+    code: str = Field(examples=["text_too_long"])
+    message: str
+    hint: str
+
+
+class ErrorBody(BaseModel):
+    """The body of every answer that is not 200."""
+
+    error: ErrorDetail
+
+
+class Heads(BaseModel):
+    """Attention heads that were computed for a text, of all that the model has."""
+
+    used: int
+    possible: int
+
+
+class Prediction(BaseModel):
+    """The answer for one text.
+
+    `label` is the likeliest; a model of several labels a text gives `labels`, one of numbers gives `value`. `cut`
+    says that the text was longer than the model reads.
+    """
+
+    label: str | None = None
+    labels: list[str] | None = None
+    value: float | None = None
+    score: float | None = None
+    probabilities: dict[str, float] | None = None
+    heads: Heads
+    tokens: int
+    cut: bool
+
+
+class Predictions(BaseModel):
+    """One prediction, or one error, for each text in order."""
+
+    predictions: list[Prediction | ErrorBody]
+    model: str = Field(description="a hash of the weights, the config and the tokenizer")
+    budget: str
+
+
+class Status(BaseModel):
+    """That the service lives, or may be given work."""
+
+    status: str
+
+
+class Info(BaseModel):
+    """What is served, and what it accepts."""
+
+    model: str
+    task: str
+    labels: list[str]
+    pairs: bool | None = Field(description="whether it reads pairs of texts; null if its run does not say")
+    layers: int
+    heads: int
+    max_tokens: int
+    budget: str
+    budgets: list[str]
+    limits: dict[str, int | float]
+    version: str
+
+
+class Refusal(HTTPException):
+    """An answer that is not 200. (FastAPI passes an HTTPException on, wherever it is raised.)"""
+
+    def __init__(self, status: int, code: str, message: str, hint: str, headers: dict[str, str] | None = None) -> None:
+        super().__init__(status, code, headers)
+        self.code = code
+        self.body = {"error": {"code": code, "message": message, "hint": hint}}
+
+
+def busy(code: str, message: str) -> Refusal:
+    """A refusal that another attempt may not meet."""
+    return Refusal(503, code, message, "try again after the seconds in Retry-After", {"Retry-After": "1"})
+
+
+def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """The errors of a route, for OpenAPI."""
+    return {status: {"model": ErrorBody, "description": _MEANING[status]} for status in sorted(statuses)}
+
+
+_MEANING = {
+    400: "The body is not JSON.",
+    401: "The API key is missing or wrong.",
+    408: "The body did not arrive in time.",
+    413: "The body is too large.",
+    415: "The body is not declared as JSON.",
+    422: "A field or text cannot be used.",
+    500: "A fault of the service.",
+    503: "The service is full, or not ready yet.",
+    504: "The answer was not ready in time.",
+}

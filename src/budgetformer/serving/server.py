@@ -1,0 +1,91 @@
+"""Processes and signals: uvicorn runs the app, here or in workers of its own."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import sys
+import tempfile
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvicorn
+from uvicorn.config import STARTUP_FAILURE
+from uvicorn.supervisors import Multiprocess
+
+from budgetformer.errors import BudgetFormerError, ModelError, UsageError
+from budgetformer.serving.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+
+_METRICS = "PROMETHEUS_MULTIPROC_DIR"
+
+
+def serve(settings: Settings, *, host: str, port: int, workers: int) -> None:
+    """Serve until SIGTERM or SIGINT; then accept nothing more, answer what is in, and return."""
+    config = uvicorn.Config(
+        partial(_worker, settings), factory=True, workers=workers, lifespan="on", log_level="warning",
+        access_log=False, server_header=False, timeout_graceful_shutdown=math.ceil(settings.timeout) + 5,
+    )  # fmt: skip
+    with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="budgetformer-metrics-") as folder:
+        if workers == 1:
+            app = build(settings)
+            _announce(listening, host, settings)
+            config.app, config.factory = app, False
+            for stop in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles both, and then raises them once more
+                signal.signal(stop, lambda *_: None)
+            uvicorn.Server(config).run([listening])
+            return
+        os.environ[_METRICS] = folder
+        _announce(listening, host, settings)
+        supervisor = Multiprocess(config, [listening])
+        supervisor.run()
+        if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
+            raise ModelError(f"{settings.run}: a worker could not start, for the reason above")
+
+
+def build(settings: Settings) -> FastAPI:
+    """Load the run and make the app of one process."""
+    import torch
+
+    from budgetformer.serving.app import make_app
+    from budgetformer.serving.engine import Engine
+
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    return make_app(Engine(settings), settings)
+
+
+def _worker(settings: Settings) -> FastAPI:
+    """`build` in a worker: an error that would meet every worker stops them all."""
+    from prometheus_client.multiprocess import mark_process_dead
+
+    for file in Path(os.environ[_METRICS]).glob("gauge_live*.db"):  # of workers that died
+        pid = int(file.stem.rpartition("_")[2])
+        if not Path(f"/proc/{pid}").exists():
+            mark_process_dead(pid)  # type: ignore[no-untyped-call]
+    try:
+        return build(settings)
+    except BudgetFormerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(STARTUP_FAILURE)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except (OSError, OverflowError) as error:
+        raise UsageError(f"--host {host} --port {port}: the service cannot listen there ({error})") from None
+    return listening
+
+
+def _announce(listening: socket.socket, host: str, settings: Settings) -> None:
+    shown = f"[{host}]" if ":" in host else host
+    print(f"serving {settings.run} at http://{shown}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)

@@ -1,0 +1,191 @@
+"""Batches across jobs: who goes together, who waits, and what happens to those that left."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from budgetformer.serving.batcher import Batcher, Job, Row, choose
+
+
+@dataclass(frozen=True)
+class Length:
+    tokens: int
+
+
+def rows_of(*lengths: int, dial: str | None = "learned", since: float = 0.0) -> list[Row]:
+    async def make() -> list[Row]:
+        return [Row(n, n, dial, Job(None, dial), 0, since) for n in lengths]
+
+    return asyncio.run(make())
+
+
+def lengths(batch: list[Row]) -> list[int]:
+    return [row.tokens for row in batch]
+
+
+def test_a_batch_holds_the_oldest_row_and_its_nearest_in_length() -> None:
+    rows = rows_of(300, 2000, 310, 10, 290, 2100, 305)
+    assert lengths(choose(rows, 100_000)) == [290, 300, 305, 310]
+    assert lengths(choose(rows[1:], 100_000)) == [2000, 2100]
+
+
+def test_little_padding_is_no_reason_to_leave_a_row_behind() -> None:
+    assert lengths(choose(rows_of(5, 40, 60), 100_000)) == [5, 40, 60]
+
+
+def test_a_batch_keeps_the_token_budget_with_padding() -> None:
+    assert lengths(choose(rows_of(10, 10, 10, 10), 30)) == [10, 10, 10]
+    assert lengths(choose(rows_of(10, 11), 21)) == [10]
+    assert lengths(choose(rows_of(50, 10), 20)) == [50]  # it must be run some time
+
+
+def test_a_batch_has_one_dial_the_oldest_rows() -> None:
+    rows = [*rows_of(10, dial="full"), *rows_of(10, 10), *rows_of(12, dial="full")]
+    assert [(row.dial, row.tokens) for row in choose(rows, 1000)] == [("full", 10), ("full", 12)]
+
+
+def test_a_function_runs_by_itself() -> None:
+    rows = [*rows_of(0, dial=None), *rows_of(0, dial=None)]
+    assert choose(rows, 1000) == rows[:1]
+
+
+@given(st.lists(st.integers(1, 600), min_size=1, max_size=60), st.integers(1, 4000))
+def test_every_choice_holds_the_oldest_and_fits(tokens: list[int], budget: int) -> None:
+    rows = rows_of(*tokens)
+    batch = choose(rows, budget)
+    assert rows[0] in batch
+    assert len({id(row) for row in batch}) == len(batch)
+    assert len(batch) == 1 or len(batch) * max(lengths(batch)) <= budget
+
+
+def idle(*, now: float = 0.0, wait: float = 0.5) -> Batcher:
+    return Batcher(list, lambda works, dial: works, batch_tokens=100, wait=wait, clock=lambda: now)
+
+
+def test_the_oldest_row_waits_for_company_until_its_time_is_up_or_the_batch_is_full() -> None:
+    assert idle(now=10.0).patience(rows_of(40, since=9.8)) == pytest.approx(0.3)
+    assert idle(now=10.0).patience(rows_of(40, since=9.0)) <= 0
+    assert idle(now=10.0).patience(rows_of(40, 60, since=9.8)) == 0
+    assert idle(now=10.0).patience([*rows_of(40, since=9.8), *rows_of(60, dial="full")]) > 0
+    assert idle(now=10.0).patience(rows_of(0, dial=None, since=10.0)) == 0
+
+
+class Bench:
+    """A batcher whose model stands still while `gate` is closed."""
+
+    def __init__(self, run: Callable[[list[Length]], Sequence[Any]] | None = None, *, wait: float = 0.0) -> None:
+        self.batches: list[list[int]] = []
+        self.gate, self.begun = threading.Event(), threading.Event()
+        self.threads: set[str] = set()
+        self._inner = run or (lambda works: [work.tokens * 2 for work in works])
+        self.batcher = Batcher(lambda texts: [Length(n + 0) for n in texts], self._run, batch_tokens=1000, wait=wait)
+        self.batcher.start()
+
+    def _run(self, works: list[Length], dial: str) -> Sequence[Any]:
+        self.threads.add(threading.current_thread().name)
+        self.begun.set()
+        self.gate.wait()
+        self.batches.append([work.tokens for work in works])
+        return self._inner(works)
+
+    async def hold(self) -> asyncio.Future[Any]:
+        """Keep the model busy with a text of one token."""
+        future = self.batcher.submit([1], "learned")
+        await asyncio.to_thread(self.begun.wait)
+        return future
+
+
+def test_jobs_share_a_batch_and_get_their_own_results_in_order() -> None:
+    async def main() -> None:
+        bench = Bench()
+        held = await bench.hold()
+        first, second = bench.batcher.submit([30, 10], "learned"), bench.batcher.submit([20], "learned")
+        alone = bench.batcher.call(lambda: threading.current_thread().name)
+        await asyncio.to_thread(waiting, bench.batcher, 4)
+        bench.gate.set()
+        assert await held == [(Length(1), 2)]
+        assert [result for _, result in await first] == [60, 20]
+        assert [result for _, result in await second] == [40]
+        assert await alone == "model"
+        assert bench.batches == [[1], [10, 20, 30]]
+        assert bench.threads == {"model"}
+        bench.batcher.close()
+
+    asyncio.run(main())
+
+
+def waiting(batcher: Batcher, rows: int) -> None:
+    """Return once so many rows wait; the condition is the batcher's own, so nothing is polled."""
+    with batcher._changed:
+        while len(batcher._rows) < rows:
+            batcher._changed.wait(1)
+
+
+def test_a_cancelled_job_is_never_begun() -> None:
+    async def main() -> None:
+        bench = Bench()
+        held = await bench.hold()
+        left, kept = bench.batcher.submit([50], "learned"), bench.batcher.submit([60], "learned")
+        await asyncio.to_thread(waiting, bench.batcher, 2)
+        left.cancel()
+        bench.gate.set()
+        await held
+        await kept
+        assert bench.batches == [[1], [60]]
+        bench.batcher.close()
+
+    asyncio.run(main())
+
+
+def test_closing_finishes_what_waits() -> None:
+    async def main() -> None:
+        bench = Bench(wait=1000.0)
+        bench.gate.set()
+        futures = [bench.batcher.submit([n], "learned") for n in (10, 20)]
+        await asyncio.to_thread(bench.batcher.close)
+        assert [(await future)[0][1] for future in futures] == [20, 40]
+
+    asyncio.run(main())
+
+
+def test_what_makes_a_batch_fail_fails_alone() -> None:
+    def run(works: list[Length]) -> list[int]:
+        if Length(13) in works:
+            raise ValueError("thirteen")
+        return [work.tokens for work in works]
+
+    async def main() -> None:
+        bench = Bench(run)
+        held = await bench.hold()
+        futures = [bench.batcher.submit([n], "learned") for n in (12, 13, 14)]
+        await asyncio.to_thread(waiting, bench.batcher, 3)
+        bench.gate.set()
+        await held
+        assert await futures[0] == [(Length(12), 12)]
+        assert await futures[2] == [(Length(14), 14)]
+        with pytest.raises(ValueError, match="thirteen"):
+            await futures[1]
+        bench.batcher.close()
+
+    asyncio.run(main())
+
+
+def test_a_text_that_cannot_be_tokenised_fails_its_job_alone() -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.gate.set()
+        wrong, right = bench.batcher.submit([None], "learned"), bench.batcher.submit([5], "learned")
+        assert await right == [(Length(5), 10)]
+        with pytest.raises(TypeError):
+            await wrong
+        bench.batcher.close()
+
+    asyncio.run(main())
