@@ -23,6 +23,7 @@ FLOORS = [
     {"evaluation", "bench"},
     {"report"},
     {"training"},
+    {"export"},
     {"cli"},
     {"__main__"},
 ]
