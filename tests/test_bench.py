@@ -69,7 +69,7 @@ def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--width", "30", "--heads", "4"], 2, "hidden_size=30 is not divisible"),
         (["-k", "9"], 2, "-k 9: give numbers from 1 to 8"),
-        (["--what", "everything"], 2, "give attention, model, memory or all"),
+        (["--what", "everything"], 2, "give attention, model, memory, all or onnx"),
         (["nowhere"], 4, "nowhere does not exist"),
     ],
 )

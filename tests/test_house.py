@@ -23,7 +23,7 @@ FLOORS = [
     {"evaluation", "bench"},
     {"report"},
     {"training"},
-    {"paper", "scoring"},
+    {"paper", "scoring", "export"},
     {"serving"},
     {"cli"},
     {"__main__"},

@@ -20,7 +20,7 @@ def bench(
     width: Annotated[int, typer.Option(help="The model's width.")] = 768,
     heads: Annotated[int, typer.Option(help="Heads of a layer.")] = 8,
     layers: Annotated[int, typer.Option(help="Layers.")] = 4,
-    what: Annotated[str, typer.Option(help="attention, model, memory or all.")] = "all",
+    what: Annotated[str, typer.Option(help="attention, model, memory, all, or onnx (exported graphs).")] = "all",
     texts: Annotated[int, typer.Option(help="With RUN: how many of its texts.", min=1)] = 2000,
     country: Annotated[str | None, typer.Option(help="With RUN: energy and carbon, by this country's mix.")] = None,
     intensity: Annotated[float | None, typer.Option(help="With RUN: the same, by g CO2 a kWh.")] = None,
@@ -46,8 +46,8 @@ def bench(
     from budgetformer.errors import UsageError
     from budgetformer.training.provenance import environment
 
-    if what not in ("attention", "model", "memory", "all"):
-        raise UsageError(f"--what {what!r}: give attention, model, memory or all")
+    if what not in ("attention", "model", "memory", "all", "onnx"):
+        raise UsageError(f"--what {what!r}: give attention, model, memory, all or onnx")
     size = benches.Size(width=width, heads=heads, layers=layers, inner=4 * width)
     size.config()  # refuse what cannot be built before anything is timed
     batches, lengths = batch or [1, 8, 32], length or [64, 256, 512]
@@ -57,12 +57,17 @@ def bench(
     if wrong := [n for n in ks if not 1 <= n <= heads]:
         raise UsageError(f"-k {wrong[0]}: give numbers from 1 to {heads}, the heads of a layer")
     rows: list[dict[str, Any]] = []
-    for kind, measure in (("attention", benches.attention_rows), ("model", benches.model_rows)):
-        if what in (kind, "all"):
-            for row in measure(size, batches, lengths, ks):
-                rows.append(row.to_json())
-                line = f"{kind} {row.batch}x{row.length} k={row.k}: {row.speedup:.2f}x of {row.ideal:.2f}"
-                print(line, file=sys.stderr, flush=True)
+    measures = {"attention": benches.attention_rows, "model": benches.model_rows}
+    chosen = [measure for kind, measure in measures.items() if what in (kind, "all")]
+    if what == "onnx":
+        from budgetformer.export import bench as exported
+
+        chosen = [exported.attention_rows, exported.model_rows]
+    for measure in chosen:
+        for row in measure(size, batches, lengths, ks):
+            rows.append(row.to_json())
+            line = f"{row.what} {row.batch}x{row.length} k={row.k}: {row.speedup:.2f}x of {row.ideal:.2f}"
+            print(line, file=sys.stderr, flush=True)
     memory: list[dict[str, Any]] = []
     if what in ("memory", "all"):
         try:

@@ -19,7 +19,7 @@ from budgetformer.nn.exploration import Exploration
 # How softly the relaxed count of heads goes from one head to the next, in heads.
 _COUNT_SOFTNESS = 0.5
 # A dial of 0.7 over 10 heads means 7 of them, although 0.7 * 10 may round to 6.999...
-_ROUNDING_SLACK = 1e-6
+ROUNDING_SLACK = 1e-6
 _DIAL_HELP = "learned, full, fixed:X, max:X (X in [0, 1]), or the paper's ablations override:X and random"
 
 
@@ -108,7 +108,7 @@ class Selection:
             return torch.full_like(heads, num_heads)
         if dial.mode in ("fixed", "max"):
             assert dial.value is not None
-            ceiling = max(min(self.min_heads, num_heads), int(dial.value * num_heads + _ROUNDING_SLACK))
+            ceiling = max(min(self.min_heads, num_heads), int(dial.value * num_heads + ROUNDING_SLACK))
             return heads.clamp(max=ceiling) if dial.mode == "max" else torch.full_like(heads, ceiling)
         return heads
 

@@ -1,0 +1,1 @@
+"""A trained model as an ONNX graph: writing it, checking it, running it."""

@@ -1,0 +1,97 @@
+"""How fast heads are that do not run, in ONNX Runtime: the exported graph against the dense model's graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from budgetformer.bench import Row, Size, random_heads
+from budgetformer.cost.flops import count
+from budgetformer.cost.timing import take_turns
+from budgetformer.export.builder import BOOL, FLOAT, INT64, Graph
+from budgetformer.export.engine import session
+from budgetformer.export.network import Gates, Padding, attention, build
+from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.nn.allocation import AllHeads, Dial, LearnedHeads
+from budgetformer.nn.attention import BudgetedAttention
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+
+@dataclass(frozen=True)
+class OnnxRow(Row):
+    """A comparison of two graphs in one runtime."""
+
+    engine: str = "onnx"
+
+
+def attention_rows(size: Size, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
+    """The attention block, projections included and gates excluded, against the dense block."""
+    torch.manual_seed(0)
+    layer = BudgetedAttention(size.width, AllHeads(size.heads))
+    dense, budgeted = (_block(layer, gated) for gated in (False, True))
+    for batch in batches:
+        for length in lengths:
+            x = np.random.default_rng(0).standard_normal((batch, length, size.width), np.float32)
+            feed = {"x": x, "attention_mask": np.ones((batch, length), np.int64)}
+            for k in ks:
+                active = random_heads(batch, size.heads, k)
+                gates = {"active": active.numpy(), "weights": active.float().numpy()}
+                ms = take_turns(
+                    {
+                        "dense": partial(dense.run, None, feed),
+                        "selective": partial(budgeted.run, None, {**feed, **gates}),
+                    },
+                    seconds=1.5,
+                    most=100,
+                )
+                yield _row("attention", batch, length, size, k, ms, size.heads / k)
+
+
+def model_rows(size: Size, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
+    """The whole model, gates included, whose random scorers choose k heads for each sample, against the dense model."""
+    torch.manual_seed(0)
+    dense, budgeted = (_model(size, allocator) for allocator in ("all", "learned"))
+    shape = replace(size.shape, scorer=True)
+    for batch in batches:
+        for length in lengths:
+            ids = np.random.default_rng(0).integers(1, size.vocab, (batch, length))
+            feed = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+            for k in ks:
+                dialled = {**feed, "budget_max": np.array(k / size.heads)}
+                ms = take_turns(
+                    {"dense": partial(dense.run, None, feed), "selective": partial(budgeted.run, None, dialled)},
+                    seconds=4.0,
+                    most=40,
+                )
+                ideal = count(shape, length, [], "dense").total / count(shape, length, [k] * size.layers).total
+                yield _row("model", batch, length, size, k, ms, ideal)
+
+
+def _row(what: str, batch: int, length: int, size: Size, k: int, ms: dict[str, float], ideal: float) -> Row:
+    dense, ours = ms["dense"], ms["selective"]
+    return OnnxRow(what, batch, length, size.heads, k, dense, ours, dense / ours, ideal, {"dense": dense})
+
+
+def _block(layer: BudgetedAttention, gated: bool) -> InferenceSession:
+    H, D = layer.num_heads, layer.qkv.in_features
+    g = Graph()
+    x = g.input("x", FLOAT, ["batch", "length", D])
+    padding = Padding.of(g, g.input("attention_mask", INT64, ["batch", "length"]))
+    gates = Gates(g.input("active", BOOL, ["batch", H]), g.input("weights", FLOAT, ["batch", H])) if gated else None
+    g.output("y", attention(g, x, padding, gates, layer), FLOAT, ["batch", "length", D])
+    return session(g.finish().SerializeToString(), torch.get_num_threads())
+
+
+def _model(size: Size, allocator: str) -> InferenceSession:
+    model = BudgetFormerForSequenceClassification(size.config(allocator=allocator))
+    for module in model.modules():
+        if isinstance(module, LearnedHeads):  # far apart, so that texts differ in the heads that they get
+            torch.nn.init.normal_(module.scorer.weight)
+    return session(build(model, Dial("full")).SerializeToString(), torch.get_num_threads())

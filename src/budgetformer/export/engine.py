@@ -1,0 +1,124 @@
+"""Running an exported graph with ONNX Runtime; needs neither torch nor transformers.
+
+Shapes: B samples, N tokens, C outputs, L layers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetformer.errors import MissingExtraError, ModelError, UsageError
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+Ints = NDArray[np.int64]
+
+
+def runtime() -> Any:
+    """The package onnxruntime."""
+    try:
+        import onnxruntime
+    except ImportError:
+        raise MissingExtraError("onnx", "onnxruntime") from None
+    return onnxruntime
+
+
+def session(model: bytes | Path, threads: int | None = None) -> InferenceSession:
+    """A graph, loaded; ModelError where it is damaged or asks for what this ONNX Runtime lacks."""
+    onnxruntime = runtime()
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or 0
+    options.log_severity_level = 4  # errors come back as exceptions
+    try:
+        source = model if isinstance(model, bytes) else str(model)
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:  # the library has its own classes for every kind of failure, under no common one
+        name = "the graph" if isinstance(model, bytes) else str(model)
+        reason = str(error).strip().splitlines()[0]
+        raise ModelError(f"{name} cannot be loaded by ONNX Runtime ({reason}): export it again") from None
+
+
+@dataclass(frozen=True, eq=False)
+class OnnxModel:
+    """An exported model. `tokenizer_folder` holds the tokenizer that makes its input, cut at `max_length` tokens."""
+
+    session: InferenceSession
+    labels: list[str]  # in the order of the outputs; empty for regression
+    task: str
+    max_length: int
+    positions: int  # tokens that the graph can take at most
+    vocabulary: int
+    tokenizer_folder: Path
+
+    @classmethod
+    def load(cls, folder: Path, threads: int | None = None) -> OnnxModel:
+        """A directory that `budgetformer export` wrote."""
+        record = read_record(folder)
+        names = ("labels", "task", "max_length", "positions", "vocabulary")
+        if missing := [name for name in names if name not in record]:
+            raise ModelError(f"{folder / 'export.json'} has no {missing[0]!r}: export the model again")
+        known = {name: record[name] for name in names}
+        return cls(session(folder / "model.onnx", threads), tokenizer_folder=folder, **known)
+
+    def run(
+        self,
+        input_ids: Ints,
+        attention_mask: NDArray[Any],
+        token_type_ids: Ints | None = None,
+        *,
+        budget_max: float | None = None,
+    ) -> tuple[NDArray[np.float32], Ints]:
+        """Logits (B, C), and the number of heads that ran in each layer (B, L).
+
+        `budget_max` turns the dial at run time as max:X does; None leaves what was exported. A model that knows no
+        pairs ignores `token_type_ids`, one without gates `budget_max`.
+        """
+        self._check(input_ids, attention_mask)
+        types = np.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        feed: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types}
+        feed = {name: np.asarray(value, np.int64) for name, value in feed.items()}
+        if budget_max is not None:
+            if not 0 <= budget_max <= 1:
+                raise UsageError(f"budget_max={budget_max}: it is a fraction of the heads, give a number in [0, 1]")
+            feed["budget_max"] = np.array(budget_max, np.float64)
+        known = {node.name for node in (*self.session.get_inputs(), *self.session.get_overridable_initializers())}
+        logits, heads = self.session.run(["logits", "heads"], {n: v for n, v in feed.items() if n in known})
+        return logits, heads
+
+    def _check(self, ids: Ints, mask: NDArray[Any]) -> None:
+        if ids.ndim != 2 or not ids.size or ids.shape != mask.shape:
+            raise UsageError(
+                f"input_ids has shape {ids.shape} and attention_mask {mask.shape}: give (batch, tokens), both the same "
+                "and at least 1"
+            )
+        if ids.shape[1] > self.positions:
+            raise UsageError(f"the input has {ids.shape[1]} tokens but the model {self.positions} positions: cut it")
+        if ids.min() < 0 or ids.max() >= self.vocabulary:
+            raise UsageError(
+                f"input_ids holds {ids.min()} to {ids.max()}, but the vocabulary has {self.vocabulary} pieces: use the "
+                f"tokenizer in {self.tokenizer_folder}"
+            )
+        if not mask.any(axis=1).all():
+            row = int(mask.any(axis=1).argmin())
+            raise UsageError(f"attention_mask: sample {row} has no real token; give every text at least one")
+
+
+def read_record(folder: Path) -> dict[str, Any]:
+    """The export.json of an exported model."""
+    path = folder / "export.json"
+    try:
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return record
+    except OSError as error:
+        raise ModelError(
+            f"{path} cannot be read ({error.strerror}): give a directory that `budgetformer export` wrote"
+        ) from None
+    except ValueError as error:
+        raise ModelError(f"{path} is damaged ({error}): export the model again") from None

@@ -1,0 +1,145 @@
+"""From a finished run to a directory with a checked ONNX graph, its tokenizer and its labels."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.evaluation import run_model
+from budgetformer.export.builder import OPSET
+from budgetformer.export.engine import OnnxModel, runtime, session
+from budgetformer.export.network import GATE, build, check
+from budgetformer.export.rows import Say, find_rows
+from budgetformer.export.verify import check_equal, loss_of_quality, run_graph
+from budgetformer.nn.allocation import Dial
+from budgetformer.training.checkpoint import write_directory, write_json
+from budgetformer.training.provenance import environment
+from budgetformer.training.run import load_run
+
+if TYPE_CHECKING:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+
+def export_run(
+    folder: Path, target: Path, *, dial: Dial, int8: bool = False, rows: str | None = None, say: Say = lambda line: None
+) -> dict[str, Any]:
+    """Write `target`, whole or not at all, once its graph agrees with the model; what export.json says."""
+    runtime()
+    _claim(target)
+    model, tokenizer, record = load_run(folder)
+    check(model.config.allocator, dial)
+    model.float()  # type: ignore[no-untyped-call]
+    config = model.config
+    chosen = find_rows(rows, tokenizer, record, config, say)
+    say(f"comparing with the model on {chosen.source}")
+    theirs = run_model(model, chosen.encoded, dial)
+    result: dict[str, Any] = {}
+
+    def load(graph: bytes | Path) -> OnnxModel:
+        sizes = record["max_length"], config.max_position_embeddings, config.vocab_size
+        return OnnxModel(session(graph), record["labels"], config.task, *sizes, target)
+
+    def fill(staged: Path) -> None:
+        graph = build(model, dial).SerializeToString()
+        pad_id = config.pad_token_id or 0
+        verification = check_equal(model, dial, chosen, theirs, run_graph(load(graph), chosen.encoded, theirs, pad_id))
+        file = staged / "model.onnx"
+        file.write_bytes(graph)
+        quantized = None
+        if int8:
+            quantize(build(model, dial, separate=True), file)
+            probe(file)
+            ours = run_graph(load(file), chosen.encoded, theirs, pad_id)
+            quantized = {**loss_of_quality(chosen, theirs, ours, config), "bytes_full_precision": len(graph)}
+        tokenizer.save_pretrained(staged)
+        config.save_pretrained(staged)
+        result.update({
+            "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": "int8" if int8 else "fp32",
+            "labels": record["labels"], "task": config.task, "max_length": record["max_length"],
+            "positions": config.max_position_embeddings, "vocabulary": config.vocab_size,
+            "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
+            "bytes": file.stat().st_size,
+            "sha256": {path.name: _sha256(path) for path in (file, staged / "tokenizer.json")},
+            "run": {"name": record["name"], "sha256": _sha256(folder / "model.safetensors")},
+            "verification": verification, "int8": quantized, "environment": _versions(),
+        })  # fmt: skip
+        write_json(staged / "export.json", result)
+
+    try:
+        write_directory(target, fill)
+    except ModelError as error:
+        if isinstance(error.__cause__, OSError):
+            raise ModelError(
+                f"{target} cannot be written ({error.__cause__}): give another directory with -o"
+            ) from None
+        raise
+    return result
+
+
+def _claim(target: Path) -> None:
+    """An earlier export may be replaced, nothing else."""
+    if target.exists() and not target.is_dir():
+        raise UsageError(f"{target} is a file: give a directory with -o")
+    if target.is_dir() and any(target.iterdir()) and not (target / "export.json").exists():
+        raise UsageError(f"{target} is not empty and holds no export: give another directory with -o")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _versions() -> dict[str, Any]:
+    import onnx
+    import onnxruntime
+
+    return {**environment(), "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
+
+
+def quantize(graph: ModelProto, path: Path) -> None:
+    """Write the graph with the weights of its linear layers in int8 and its gates as they are."""
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.quant_utils import add_pre_process_metadata
+
+    add_pre_process_metadata(graph)  # there is nothing to tidy up, and no need to warn of it
+    quantize_dynamic(
+        graph, path, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8,
+        nodes_to_exclude=[node.name for node in nodes(graph.graph) if f"/{GATE}" in node.name],
+        extra_options={"EnableSubgraph": True, "MatMulConstBOnly": True},
+    )  # fmt: skip
+
+
+def nodes(graph: GraphProto) -> list[NodeProto]:
+    """All nodes, those of branches too."""
+    found = []
+    for node in graph.node:
+        found.append(node)
+        for attribute in node.attribute:
+            found += nodes(attribute.g) if attribute.HasField("g") else []
+    return found
+
+
+_PROBE = """
+import sys, numpy
+from pathlib import Path
+from budgetformer.export.engine import session
+graph = session(Path(sys.argv[1]))
+graph.run(None, {node.name: numpy.ones((2, 1), numpy.int64) for node in graph.get_inputs()})
+"""
+
+
+def probe(path: Path) -> None:
+    """Run the graph once in a process of its own: kernels that this processor cannot run must not end ours."""
+    done = subprocess.run([sys.executable, "-c", _PROBE, str(path)], capture_output=True, text=True)
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
+        why = signal.Signals(-done.returncode).name if done.returncode < 0 else lines[-1]
+        raise ModelError(
+            f"the int8 graph does not run on this machine ({why}): export without --int8, or on the machine that will "
+            "run it. Nothing was written"
+        )

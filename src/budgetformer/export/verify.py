@@ -1,0 +1,108 @@
+"""Does the graph say what the model says? Every row, label and number of heads is compared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from budgetformer.data import Encoded, collate, eval_plan
+from budgetformer.errors import ModelError
+from budgetformer.evaluation import EVAL_TOKENS, Outcome, summarize
+from budgetformer.export.engine import OnnxModel
+from budgetformer.export.rows import Rows
+from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.nn.allocation import Allocation, Dial, Selection
+
+TOLERANCE = 1e-4  # of logits; relative to those above 1
+_UNDECIDED = 1e-4  # a budget or relevance nearer than this to another choice may round either way
+_MOST_UNDECIDED = 0.01  # of all rows
+
+
+def run_graph(graph: OnnxModel, encoded: Encoded, theirs: Outcome, pad_id: int) -> Outcome:
+    """The graph on the same batches as the model; budgets and losses, which it does not give, are left as `theirs`."""
+    logits, heads = np.zeros_like(theirs.logits), np.zeros_like(theirs.heads)
+    most = max(EVAL_TOKENS, int(encoded.lengths.max()))
+    for chosen in eval_plan(encoded.lengths, token_budget=most):
+        batch = collate(encoded, chosen, pad_id)
+        types = None if batch.token_type_ids is None else batch.token_type_ids.numpy()
+        logits[chosen], heads[chosen] = graph.run(batch.input_ids.numpy(), batch.attention_mask.numpy(), types)
+    return replace(theirs, logits=logits, heads=heads)
+
+
+def check_equal(
+    model: BudgetFormerForSequenceClassification, dial: Dial, rows: Rows, theirs: Outcome, ours: Outcome
+) -> dict[str, Any]:
+    """Figures for export.json; ModelError at the first row on which graph and model differ.
+
+    A row is let pass whose number or choice of heads hangs on the last bits of a budget or a relevance: there the
+    model itself decides one way or the other from batch to batch. Such rows must be few.
+    """
+    task = model.config.task
+    difference = np.abs(ours.logits - theirs.logits) / np.maximum(1, np.abs(theirs.logits))
+    same_heads = (ours.heads == theirs.heads).all(1)
+    equal = (difference <= TOLERANCE).all(1) & same_heads & ~labels_changed(theirs, ours, task)
+    wrong = np.flatnonzero(~equal)
+    undecided = np.array([_undecided(model, rows.encoded, int(row), dial) for row in wrong[: len(equal) // 10 + 1]])
+    if not undecided.all() or len(wrong) > max(1, _MOST_UNDECIDED * len(equal)):
+        row = wrong[int(undecided.argmin())]
+        raise ModelError(
+            f"the graph does not agree with the model on {len(wrong)} of {rows.source}, first on row {row + 1} (line "
+            f"{rows.encoded.lines[row]}): logits {_shown(ours.logits[row])} and {_shown(theirs.logits[row])}, heads by "
+            f"layer {ours.heads[row].tolist()} and {theirs.heads[row].tolist()}. Nothing was written; try another "
+            "version of onnxruntime, and please report it"
+        )
+    return {
+        "rows": len(equal),
+        "source": rows.source,
+        "largest_difference": float(difference[equal].max(initial=0.0)),
+        "undecided_rows": len(wrong),
+        "k_over_h": float(ours.heads.mean() / model.config.num_attention_heads),
+    }
+
+
+def labels_changed(theirs: Outcome, ours: Outcome, task: str) -> NDArray[np.bool_]:
+    """Which rows are answered otherwise; none where the answer is a number."""
+    if task == "regression":
+        return np.zeros(len(ours.logits), bool)
+    if task == "multi_label_classification":
+        return np.asarray(((ours.logits > 0) != (theirs.logits > 0)).any(1))
+    return np.asarray(ours.logits.argmax(1) != theirs.logits.argmax(1))
+
+
+def loss_of_quality(rows: Rows, theirs: Outcome, ours: Outcome, config: BudgetFormerConfig) -> dict[str, Any]:
+    """What another precision changes, with the score where labels are known."""
+    found: dict[str, Any] = {
+        "labels_changed": int(labels_changed(theirs, ours, config.task).sum()),
+        "largest_difference": float(np.abs(ours.logits - theirs.logits).max()),
+    }
+    if rows.labelled:
+        before, after = (
+            summarize(outcome, rows.encoded, config, split="", dial="learned") for outcome in (theirs, ours)
+        )
+        found |= {"metric": after.metric, "score": after.score, "score_full_precision": before.score}
+    return found
+
+
+def _undecided(model: BudgetFormerForSequenceClassification, encoded: Encoded, row: int, dial: Dial) -> bool:
+    batch = collate(encoded, np.array([row]), 0)
+    with torch.inference_mode():
+        out = model(batch.input_ids, token_type_ids=batch.token_type_ids, budget=dial)
+    selection = model.config.part(Selection)
+    return any(_margin(allocation, selection) < _UNDECIDED for allocation in out.allocations)
+
+
+def _margin(allocation: Allocation, selection: Selection) -> float:
+    """How far one sample's budget and relevance are from another number or choice of heads."""
+    H, k = allocation.relevance.shape[-1], int(allocation.heads)
+    heads = float(allocation.budget) * H - (0.5 if selection.rounding == "round" else 0.0)
+    count = abs(heads - round(heads))
+    best = allocation.relevance[0].sort(descending=True).values
+    return min(count, float(best[k - 1] - best[k]) if 0 < k < H else 1.0)
+
+
+def _shown(values: NDArray[Any]) -> str:
+    return "[" + ", ".join(f"{value:.4f}" for value in values[:6]) + (", ..." if len(values) > 6 else "") + "]"
