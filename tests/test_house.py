@@ -24,7 +24,7 @@ FLOORS = [
     {"report"},
     {"training"},
     {"paper", "scoring", "export"},
-    {"serving"},
+    {"serving", "estimator"},
     {"cli"},
     {"__main__"},
 ]
@@ -97,6 +97,7 @@ def test_rooms_import_only_the_packages_they_are_allowed() -> None:
 def test_the_public_names_are_these() -> None:
     assert sorted(budgetformer.__all__) == [
         "Allocation",
+        "BudgetFormerClassifier",
         "BudgetFormerConfig",
         "BudgetFormerError",
         "BudgetFormerForSequenceClassification",
@@ -121,7 +122,8 @@ def test_importing_the_package_changes_nothing() -> None:
         "def state(): return [dict(os.environ), logging.getLogger().level, len(logging.getLogger().handlers), "
         "len(warnings.filters), threading.active_count()]\n"
         "before = state()\nimport budgetformer\nafter = state()\n"
-        "print(json.dumps([before == after, [m for m in ('torch', 'transformers', 'numpy') if m in sys.modules]]))"
+        "heavy = ('torch', 'transformers', 'numpy', 'sklearn')\n"
+        "print(json.dumps([before == after, [m for m in heavy if m in sys.modules]]))"
     )
     assert in_fresh_python(state) == [True, []]
 

@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "Allocation": "budgetformer.nn.allocation",
+    "BudgetFormerClassifier": "budgetformer.estimator",
     "BudgetFormerConfig": "budgetformer.modeling",
     "BudgetFormerError": "budgetformer.errors",
     "BudgetFormerForSequenceClassification": "budgetformer.modeling",
@@ -23,6 +24,7 @@ __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from budgetformer.errors import BudgetFormerError as BudgetFormerError
+    from budgetformer.estimator import BudgetFormerClassifier as BudgetFormerClassifier
     from budgetformer.modeling import BudgetFormerConfig as BudgetFormerConfig
     from budgetformer.modeling import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
     from budgetformer.modeling import BudgetFormerOutput as BudgetFormerOutput

@@ -59,22 +59,28 @@ def train(
     resume: bool = False,
     tensorboard: bool = False,
     look: Look | None = None,
+    quiet: bool = False,
+    evaluate: bool = True,
 ) -> dict[str, Any]:
-    """Train into `folder` and return its evaluation. A finished run that is resumed is only read."""
+    """Train into `folder` and return its evaluation. A finished run that is resumed is only read.
+
+    Without `evaluate` it ends with the saved model: no evaluation.json, model card or report, and nothing is returned.
+    """
     seed = source.seed if seed is None else seed
     _claim(folder, resume)
     accelerator = make_accelerator(recipe)
-    say = _teller(accelerator)
+    say = _teller(accelerator, quiet)
     with accelerator.main_process_first():
         prepared = prepare(source, recipe, folder, say)
-    ours = _train_one(prepared, recipe, folder, seed, accelerator, resume, tensorboard, say, look)
+    fitting: dict[str, Any] = {"resume": resume, "tensorboard": tensorboard, "quiet": quiet, "evaluate": evaluate}
+    ours = _train_one(prepared, recipe, folder, seed, accelerator, say, look=look, **fitting)
     twin = None
     if with_baseline and recipe.model.get("allocator") != "all":
         say("the dense twin, on the same data in the same order:")
         dense = replace(recipe, model={**_without_gates(recipe.model), "allocator": "all"})
-        twin = _train_one(prepared, dense, folder / "baseline", seed, accelerator, resume, tensorboard, say)
+        twin = _train_one(prepared, dense, folder / "baseline", seed, accelerator, say, **fitting)
     result: dict[str, Any] = {}
-    if accelerator.is_main_process:
+    if accelerator.is_main_process and evaluate:
         result = _compare(prepared, folder, ours, twin)
     accelerator.wait_for_everyone()
     return result
@@ -102,9 +108,9 @@ def _claim(folder: Path, resume: bool) -> None:
         raise ModelError(f"{folder} cannot be made ({error.strerror}): give another directory with -o") from None
 
 
-def _teller(accelerator: Accelerator) -> Any:
+def _teller(accelerator: Accelerator, quiet: bool) -> Any:
     def say(line: str) -> None:
-        if accelerator.is_main_process:
+        if accelerator.is_main_process and not quiet:
             print(line, file=sys.stderr, flush=True)
 
     return say
@@ -116,9 +122,12 @@ def _train_one(
     folder: Path,
     seed: int,
     accelerator: Accelerator,
+    say: Any,
+    *,
     resume: bool,
     tensorboard: bool,
-    say: Any,
+    quiet: bool,
+    evaluate: bool,
     look: Look | None = None,
 ) -> Outcome | None:
     """Train one model and finish its directory; what it did on the final split, on the main process."""
@@ -129,14 +138,14 @@ def _train_one(
         check_identity(begun.get("identity", {}), identity)
         if begun["status"] == "done":
             say(f"{folder} is finished")
-            return _outcome_again(prepared, folder) if accelerator.is_main_process else None
+            return _outcome_again(prepared, folder) if accelerator.is_main_process and evaluate else None
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model = BudgetFormerForSequenceClassification(make_config(prepared, recipe))
     fit = Fit(
         model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity,
-        seed=seed, accelerator=accelerator, tensorboard=tensorboard,
+        seed=seed, accelerator=accelerator, tensorboard=tensorboard, quiet=quiet,
     )  # fmt: skip
     record = {**_record(prepared, recipe, model, seed, folder), "identity": identity}
     if accelerator.is_main_process:
@@ -162,8 +171,9 @@ def _train_one(
     }
     outcome = None
     if accelerator.is_main_process:
-        outcome = _finish(prepared, recipe, folder, fit)
-        if look is not None:
+        _keep(prepared, recipe, folder, fit)
+        outcome = evaluate_run(prepared, folder, fit.model) if evaluate else None
+        if look is not None and outcome is not None:
             look(prepared, folder, fit.model, outcome)
         write_json(record_file, {**record, "training": training, "status": "done"})
     accelerator.wait_for_everyone()
@@ -181,8 +191,8 @@ def _identity(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
     }
 
 
-def _finish(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> Outcome:
-    """Keep the chosen model, check that it loads and predicts the same, and evaluate it."""
+def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
+    """Keep the chosen model, and check that it loads and predicts the same."""
     last = fit.checkpoints.folder / "last"
     write_directory(last, fit.save_model)
     chosen = fit.checkpoints.best(fit.state) if recipe.keep == "best" else last
@@ -198,7 +208,6 @@ def _finish(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> Outco
     if not (folder / "tokenizer.json").exists():  # the dense twin's directory
         save_tokenizer(prepared.tokenizer, folder)
     _check_reload(prepared, folder, fit.model)
-    return evaluate_run(prepared, folder, fit.model)
 
 
 def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> None:
