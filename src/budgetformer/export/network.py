@@ -234,11 +234,9 @@ class _Weights(NamedTuple):
     def of(cls, g: Graph, layer: BudgetedAttention) -> _Weights:
         H, D = layer.num_heads, layer.qkv.in_features
         d = D // H
-        scale = np.array([d**-0.5, 1, 1], np.float32)[:, None, None]
-        weight_D3Hd = _array(layer.qkv.weight).T.reshape(D, 3, H, d) * scale
-        bias_3Hd = _array(layer.qkv.bias).reshape(3, H, d) * scale
-        into, into_by_head = g.parts(weight_D3Hd.transpose(0, 2, 1, 3).reshape(D, 3 * D), H, 1)
-        into_bias, into_bias_by_head = g.parts(bias_3Hd.transpose(1, 0, 2).reshape(3 * D), H, 0)
+        scale_3D = np.tile(np.repeat(np.array([d**-0.5, 1, 1], np.float32), d), H)
+        into, into_by_head = g.parts(_array(layer.qkv.weight).T * scale_3D, H, 1)
+        into_bias, into_bias_by_head = g.parts(_array(layer.qkv.bias) * scale_3D, H, 0)
         back, back_by_head = g.parts(_array(layer.out.weight).T, H, 0)
         back_bias = g.constant(_array(layer.out.bias))
         return cls(H, into, into_bias, back, back_bias, into_by_head, into_bias_by_head, back_by_head)
