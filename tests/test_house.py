@@ -23,6 +23,7 @@ FLOORS = [
     {"evaluation", "bench"},
     {"report"},
     {"training"},
+    {"paper"},
     {"cli"},
     {"__main__"},
 ]

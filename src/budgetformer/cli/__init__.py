@@ -47,4 +47,5 @@ from budgetformer.cli import bench as _bench  # noqa: E402, F401
 from budgetformer.cli import check as _check  # noqa: E402, F401
 from budgetformer.cli import cost as _cost  # noqa: E402, F401
 from budgetformer.cli import eval as _eval  # noqa: E402, F401
+from budgetformer.cli import reproduce as _reproduce  # noqa: E402, F401
 from budgetformer.cli import train as _train  # noqa: E402, F401

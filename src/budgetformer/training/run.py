@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,6 +45,9 @@ _CURVE_ROWS = 2000  # of the final split, for each position of the dial
 _HARDEST = 12
 _LOOKED_AT = 64  # rows whose predictions must be the same after saving and loading
 
+# Called with the finished model, before the run counts as done: data, folder, model, what it did on the final split.
+Look = Callable[[Prepared, Path, BudgetFormerForSequenceClassification, Outcome], None]
+
 
 def train(
     source: DataSource,
@@ -55,6 +58,7 @@ def train(
     with_baseline: bool = False,
     resume: bool = False,
     tensorboard: bool = False,
+    look: Look | None = None,
 ) -> dict[str, Any]:
     """Train into `folder` and return its evaluation. A finished run that is resumed is only read."""
     seed = source.seed if seed is None else seed
@@ -63,7 +67,7 @@ def train(
     say = _teller(accelerator)
     with accelerator.main_process_first():
         prepared = prepare(source, recipe, folder, say)
-    ours = _train_one(prepared, recipe, folder, seed, accelerator, resume, tensorboard, say)
+    ours = _train_one(prepared, recipe, folder, seed, accelerator, resume, tensorboard, say, look)
     twin = None
     if with_baseline and recipe.model.get("allocator") != "all":
         say("the dense twin, on the same data in the same order:")
@@ -115,6 +119,7 @@ def _train_one(
     resume: bool,
     tensorboard: bool,
     say: Any,
+    look: Look | None = None,
 ) -> Outcome | None:
     """Train one model and finish its directory; what it did on the final split, on the main process."""
     record_file = folder / "run.json"
@@ -158,6 +163,8 @@ def _train_one(
     outcome = None
     if accelerator.is_main_process:
         outcome = _finish(prepared, recipe, folder, fit)
+        if look is not None:
+            look(prepared, folder, fit.model, outcome)
         write_json(record_file, {**record, "training": training, "status": "done"})
     accelerator.wait_for_everyone()
     return outcome

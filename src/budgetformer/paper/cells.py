@@ -1,0 +1,132 @@
+"""A cell: one training run of one data set, with a directory of its own that all tables share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from budgetformer.data import DataSource
+from budgetformer.paper.scale import DATASETS, FULL_ROWS, Scale
+from budgetformer.training.recipe import PRESETS, Recipe
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One run: a data set, a variant (a readable name of its model options), a share of the rows, a seed."""
+
+    dataset: str
+    variant: str
+    seed: int
+    model: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    fraction: float = 1.0
+
+    @property
+    def name(self) -> str:
+        part = "" if self.fraction == 1 else f"-{100 * self.fraction:g}pct"
+        return f"{self.dataset}-{self.variant}{part}-s{self.seed}"
+
+    @property
+    def allocator(self) -> str:
+        return str(self.model.get("allocator", "learned"))
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data from which `Cell(**data)` makes the same cell."""
+        return {"dataset": self.dataset, "variant": self.variant, "seed": self.seed, "model": dict(self.model),
+                "fraction": self.fraction}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is asked for: the scale, the seeds, the data sets, and where everything lies."""
+
+    scale: Scale
+    folder: Path
+    seeds: tuple[int, ...] = (0,)
+    datasets: tuple[str, ...] = DATASETS
+    data_dir: str | None = None
+    pair: tuple[str, str] = ("A man is playing guitar on a stage.", "A man is sleeping in a bed.")  # the paper's
+
+    def source(self, dataset: str, fraction: float = 1.0) -> DataSource:
+        """The data of a cell: always the same splits; the seed of a cell is that of its training."""
+        rows = self.scale.training[dataset].rows
+        if fraction != 1:
+            rows = round(fraction * (rows or FULL_ROWS[dataset][0]))
+        return DataSource(dataset, data_dir=self.data_dir, limit=rows)
+
+    def recipe(self, cell: Cell) -> Recipe:
+        tokenizer = "bert-base-uncased" if self.scale.name == "paper" else str(self.tokenizer(cell.dataset))
+        return self.scale.recipe_for(cell.dataset, cell.model, tokenizer)
+
+    def tokenizer(self, dataset: str) -> Path:
+        """Where the tokenizer of a data set lies: one for all its cells, so that vocabularies are the same."""
+        return (self.folder / "tokenizers" / dataset).absolute()
+
+    def cell(self, name: str | Cell) -> Path:
+        return self.folder / "cells" / (name if isinstance(name, str) else name.name)
+
+    def done(self, cell: Cell) -> bool:
+        """Whether a cell is finished: trained, evaluated and probed."""
+        try:
+            status = json.loads((self.cell(cell) / "run.json").read_text(encoding="utf-8"))["status"]
+        except (OSError, ValueError, KeyError):
+            return False
+        return bool(status == "done") and (self.cell(cell) / "probes.json").exists()
+
+    def work(self, cell: Cell) -> float:
+        """How long a cell takes, in no particular unit: rows times what a row costs."""
+        training = self.scale.training[cell.dataset]
+        model = {**self.scale.model, **training.model, **cell.model}
+        width, inner = model.get("hidden_size", 768), model.get("intermediate_size", 3072)
+        layers = model.get("num_hidden_layers", 4)
+        rows = cell.fraction * (training.rows or FULL_ROWS[cell.dataset][0])
+        if cell.variant == TFIDF:
+            return float(rows)
+        return float(rows * training.epochs * training.max_length * layers * width * (4 * width + 2 * inner))
+
+    def each(
+        self, dataset: str, variant: str, model: Mapping[str, Any] | None = None, fraction: float = 1.0
+    ) -> list[Cell]:
+        """One cell a seed; none where the data set was not asked for."""
+        if dataset not in self.datasets:
+            return []
+        seeds = self.seeds[:1] if variant == TFIDF else self.seeds
+        return [Cell(dataset, variant, seed, model or {}, fraction) for seed in seeds]
+
+    def learned(self, dataset: str, fraction: float = 1.0) -> list[Cell]:
+        return self.each(dataset, "learned", None, fraction)
+
+    def dense(self, dataset: str, fraction: float = 1.0) -> list[Cell]:
+        return self.each(dataset, "dense", {"allocator": "all"}, fraction)
+
+    def shaped(self, shape: str, allocator: str) -> list[Cell]:
+        """SNLI at another depth and number of heads; the paper's own shape is the ordinary cell."""
+        layers, heads = self.scale.shapes[shape]
+        options = {"num_hidden_layers": layers, "num_attention_heads": heads, **self.scale.model_scale}
+        kind = "dense" if allocator == "all" else allocator
+        ordinary = {"num_hidden_layers": 4, "num_attention_heads": 8, **self.scale.model}
+        if all(ordinary.get(key) == value for key, value in options.items()):
+            return self.dense("snli") if allocator == "all" else self.learned("snli")
+        return self.each("snli", f"{kind}-{shape}", {**options, "allocator": allocator})
+
+    def fixed(self, dataset: str, budget: float) -> list[Cell]:
+        return self.each(dataset, f"fixed-{budget:g}", {"allocator": "fixed", "fixed_budget": budget})
+
+
+TFIDF = "tfidf"
+_SMALL = PRESETS["small"].model
+
+# SNLI, learned: what the paper leaves open or says twice, and what we do otherwise.
+ABLATIONS: dict[str, dict[str, Any]] = {
+    "entropy-printed": {"entropy": "printed"},
+    "entropy-off": {"entropy": "off"},
+    "topk-training": {"topk_from": 0.0},
+    "topk-from-half": {"topk_from": 0.5},
+    "renormalized": {"renormalize": True},
+    "topk-renormalized": {"topk_from": 0.0, "renormalize": True},
+    "price": {"cost_weight": 0.05},
+    "pool-padding": {"pool_padding": True},
+    "ours": {key: value for key, value in _SMALL.items() if key != "scale_embeddings"},
+}

@@ -1,0 +1,118 @@
+"""Computing one cell: train it, write what it did on every test row, probe it. Runs in a process of its own too."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from budgetformer.data import Encoded, encode, load_tokenizer, open_data, train_tokenizer
+from budgetformer.errors import BudgetFormerError
+from budgetformer.evaluation import Outcome, run_model
+from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.paper.cells import TFIDF, Cell, Plan
+from budgetformer.paper.probes import probe
+from budgetformer.paper.scale import scale_named
+from budgetformer.training.checkpoint import explained, write_directory, write_json
+from budgetformer.training.prepare import Prepared
+from budgetformer.training.run import train
+
+
+def compute(plan: Plan, cell: Cell) -> None:
+    """Do all of a cell; one that was begun goes on, one that is done is left alone."""
+    if plan.done(cell):
+        return
+    if cell.variant == TFIDF:
+        from budgetformer.paper.tfidf import fit_tfidf
+
+        fit_tfidf(plan, cell)
+        return
+    folder = plan.cell(cell)
+
+    def look(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification, outcome: Outcome) -> None:
+        test = prepared.splits[prepared.final]
+        gated = model.config.allocator != "all"
+        soft = run_model(model, test, "full").logits if gated else outcome.logits
+        write_outcome(folder, test, outcome, soft)
+        probes: dict[str, Any] = {}
+        if cell.variant in ("learned", "dense") and cell.fraction == 1:
+            probes = probe(model, test, prepared.splits["validation"], outcome, plan.scale.probe_rows)
+        write_json(folder / "probes.json", probes)
+
+    begun = (folder / "run.json").exists()
+    train(plan.source(cell.dataset, cell.fraction), plan.recipe(cell), folder, seed=cell.seed, resume=begun, look=look)
+
+
+def write_outcome(folder: Path, test: Encoded, outcome: Outcome, soft: Any) -> None:
+    """What happened on each test row, as outcome.npz, whole or not at all."""
+    path = folder / "outcome.npz"
+    temporary = path.with_name(".outcome.npz.tmp")
+    with explained(path):
+        with temporary.open("wb") as file:
+            np.savez(
+                file, logits=outcome.logits, losses=outcome.losses, budget=outcome.budget, heads=outcome.heads,
+                entropy=outcome.entropy, soft_logits=soft, labels=test.labels, lengths=test.lengths, lines=test.lines,
+            )  # fmt: skip
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def make_tokenizer(plan: Plan, dataset: str) -> None:
+    """Train the tokenizer that all cells of a data set share, on the training rows alone; a finished one is kept."""
+    folder = plan.tokenizer(dataset)
+    if plan.scale.name == "paper" or (folder / "tokenizer.json").exists():
+        return
+    data = open_data(plan.source(dataset))
+    texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
+    tokenizer = train_tokenizer(texts, vocab_size=plan.scale.recipe_for(dataset, {}, None).vocab_size)
+    with explained(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+
+    def fill(path: Path) -> None:
+        tokenizer.save_pretrained(path)
+
+    write_directory(folder, fill)
+
+
+def encoded_test(plan: Plan, dataset: str) -> Encoded:
+    """The test rows of a data set as its cells see them."""
+    data = open_data(plan.source(dataset))
+    tokenizer = load_tokenizer(plan.tokenizer(dataset), offline=True)
+    return encode(data.splits["test"], data, tokenizer, plan.scale.training[dataset].max_length)
+
+
+def _end_with_parent() -> None:
+    """Ask this process to stop when the pipe to its parent closes: a cell must not outlive the grid unseen."""
+
+    def wait() -> None:
+        sys.stdin.buffer.read()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def main(argument: str) -> int:
+    """Compute the cell that the JSON argument describes; the exit code is that of the command line."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    _end_with_parent()
+    given = json.loads(argument)
+    plan = Plan(scale_named(given["scale"]), Path(given["folder"]), data_dir=given["data_dir"])
+    try:
+        compute(plan, Cell(**given["cell"]))
+    except BudgetFormerError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))
