@@ -1,4 +1,4 @@
-"""Running cells: longest first, some at once in processes of their own, each skipped when done and resumed when begun."""
+"""Running cells, longest first, some at once in processes of their own; done ones are skipped, begun ones go on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from budgetformer.errors import BudgetFormerError
+from budgetformer.errors import BudgetFormerError, UsageError
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.work import compute, make_tokenizer
 from budgetformer.training.checkpoint import explained
@@ -52,6 +52,27 @@ def run_grid(plan: Plan, cells: Sequence[Cell], jobs: int = 1) -> list[Failure]:
         return []
     with explained(plan.folder):
         (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
+    with _alone(plan.folder):
+        return _run(plan, unique, todo, jobs)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Two grids in one folder would write the same files: the second one is refused."""
+    with (folder / ".lock").open("w") as lock:
+        if os.name == "posix":
+            import fcntl
+
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                raise UsageError(
+                    f"{folder} is being computed by another process: wait for it, or give another -o"
+                ) from None
+        yield
+
+
+def _run(plan: Plan, unique: list[Cell], todo: list[Cell], jobs: int) -> list[Failure]:
     for dataset in dict.fromkeys(cell.dataset for cell in todo):
         make_tokenizer(plan, dataset)
     progress = Progress(len(unique), len(unique) - len(todo), sum(map(plan.work, todo)))
@@ -118,7 +139,10 @@ def _in_processes(plan: Plan, todo: list[Cell], jobs: int, progress: Progress) -
 
 
 def _start(plan: Plan, cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    argument = {"scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": cell.to_json()}
+    argument = {
+        "scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": cell.to_json(),
+        "watched": True,
+    }  # fmt: skip
     with _log(plan, cell).open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "budgetformer.paper.work", json.dumps(argument)],

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from transformers.utils import logging
 
 from budgetformer.data import Encoded, encode, load_tokenizer, open_data, train_tokenizer
 from budgetformer.errors import BudgetFormerError
@@ -92,7 +93,7 @@ def _end_with_parent() -> None:
     """Ask this process to stop when the pipe to its parent closes: a cell must not outlive the grid unseen."""
 
     def wait() -> None:
-        sys.stdin.buffer.read()
+        os.read(0, 1)  # not sys.stdin: its lock, held here, would make the interpreter abort at its end
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=wait, daemon=True).start()
@@ -101,8 +102,10 @@ def _end_with_parent() -> None:
 def main(argument: str) -> int:
     """Compute the cell that the JSON argument describes; the exit code is that of the command line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    _end_with_parent()
     given = json.loads(argument)
+    if given.get("watched"):
+        _end_with_parent()
+    logging.disable_progress_bar()
     plan = Plan(scale_named(given["scale"]), Path(given["folder"]), data_dir=given["data_dir"])
     try:
         compute(plan, Cell(**given["cell"]))
