@@ -77,9 +77,9 @@ SCALES = {
         training={
             "dbpedia_14": Training(10_000, 2, 64),
             "ag_news": Training(16_000, 2, 64),
-            "imdb": Training(8_000, 2, 128),
-            "snli": Training(24_000, 3, 64, _PAIRS),
-            "yelp_review_full": Training(4_000, 3, 128),
+            "imdb": Training(8_000, 2, 96),
+            "snli": Training(18_000, 3, 64, _PAIRS),
+            "yelp_review_full": Training(4_000, 3, 96),
         },
         model={"hidden_size": 64, "intermediate_size": 256, "max_position_embeddings": 128, "attention_dropout": 0.0},
         recipe={
