@@ -27,6 +27,9 @@ def reproduce(
     data_dir: Annotated[
         str | None, typer.Option(help="A directory with the named data sets in folders (or BUDGETFORMER_DATA).")
     ] = None,
+    flop_rate: Annotated[
+        float | None, typer.Option(help="For --dry-run: FLOPs a second of the machine in mind (default: measured).")
+    ] = None,
     premise: Annotated[str | None, typer.Option(help="The first text of the attention maps.")] = None,
     hypothesis: Annotated[str | None, typer.Option(help="The second text of the attention maps.")] = None,
     from_folder: Annotated[
@@ -49,6 +52,6 @@ def reproduce(
     if dry_run:
         from budgetformer.paper.dry_run import dry_run as estimate
 
-        estimate(plan, experiments)
+        estimate(plan, experiments, flop_rate)
         return
     run(plan, experiments, jobs)

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from budgetformer.errors import BudgetFormerError, UsageError
+from budgetformer.paper import behaviour, beyond, tables
 from budgetformer.paper.cells import Plan
-from budgetformer.paper.grid import Failure, distinct, run_grid, tell
+from budgetformer.paper.grid import Failure, distinct, run_grid
 from budgetformer.paper.needed import LATER, NEEDED
+from budgetformer.paper.results import Result, provenance
 from budgetformer.paper.scale import DATASETS, scale_named
 from budgetformer.paper.store import Store
-from budgetformer.training.checkpoint import read_json
+from budgetformer.training.checkpoint import explained, read_json, write_json
+
+RESULTS: dict[str, Callable[[Plan, Store], Result]] = {
+    "main": tables.main,
+    "fixed": tables.fixed,
+    "random": tables.random,
+    "model-scale": tables.model_scale,
+    "data-scale": tables.data_scale,
+    "dynamics": behaviour.dynamics,
+    "complexity": behaviour.complexity,
+    "heatmaps": behaviour.heatmaps,
+    "attention-maps": behaviour.attention_maps,
+    "sizes": tables.sizes,
+    "ablation": beyond.ablation,
+    "controls": beyond.controls,
+    "needs": beyond.needs,
+}
 
 
 class GridError(BudgetFormerError):
@@ -39,8 +58,7 @@ def make_plan(
         if name not in DATASETS:
             raise UsageError(f"--datasets {name}: give some of {', '.join(DATASETS)}")
     plan = Plan(scale_named(scale), folder, tuple(range(seeds)), tuple(n for n in DATASETS if n in names), data_dir)
-    first, second = plan.pair
-    return Plan(plan.scale, folder, plan.seeds, plan.datasets, data_dir, (premise or first, hypothesis or second))
+    return replace(plan, pair=(premise or plan.pair[0], hypothesis or plan.pair[1]))
 
 
 def choose(which: str | None) -> list[str]:
@@ -73,9 +91,24 @@ def run(plan: Plan, experiments: Sequence[str], jobs: int = 1) -> None:
     failures = run_grid(plan, [cell for name in experiments for cell in NEEDED[name](plan)], jobs)
     later = [cell for name in experiments if name in LATER for cell in LATER[name](plan, store)]
     failures += run_grid(plan, later, jobs)
+    write_results(plan, store, experiments)
     if failures:
         raise GridError(failures)
-    tell("done")
+
+
+def write_results(plan: Plan, store: Store, experiments: Sequence[str]) -> None:
+    """Write results/ID.json of each experiment from the cells that are done, and the documents."""
+    from budgetformer.paper.render import write
+
+    results = []
+    with explained(plan.folder):
+        (plan.folder / "results").mkdir(parents=True, exist_ok=True)
+    for name in experiments:
+        cells = distinct([*NEEDED[name](plan), *(LATER[name](plan, store) if name in LATER else ())])
+        found = asdict(RESULTS[name](plan, store))
+        results.append({"id": name, "scale": plan.scale.name, **found, "provenance": provenance(plan, store, cells)})
+        write_json(plan.folder / "results" / f"{name}.json", results[-1])
+    write(results, plan.folder)
 
 
 def render_again(source: Path, folder: Path) -> None:
