@@ -158,9 +158,12 @@ def _allocate_count(budget: Tensor, relevance: Tensor, heads: Tensor, keep_top: 
     what one head more or less would do (straight-through where only the top k are kept).
     """
     rank = ranks(relevance)
-    soft = ((budget[:, None] * relevance.shape[-1] - rank - 0.5) / _COUNT_SOFTNESS).sigmoid()
-    active = rank < heads[:, None] if keep_top else torch.ones_like(soft, dtype=torch.bool)
-    kept = active + (soft - soft.detach()) if keep_top else soft
+    active = rank < heads[:, None] if keep_top else torch.ones_like(relevance, dtype=torch.bool)
+    if keep_top and not torch.is_grad_enabled():
+        kept = active.float()
+    else:
+        soft = ((budget[:, None] * relevance.shape[-1] - rank - 0.5) / _COUNT_SOFTNESS).sigmoid()
+        kept = active + (soft - soft.detach()) if keep_top else soft
     share = relevance * kept
     total = share.sum(dim=-1, keepdim=True)
     some = active.any(dim=-1, keepdim=True)

@@ -43,9 +43,9 @@ class Costs(NamedTuple):
     move: float  # an element that is copied to stand beside others: of the input, in both ways, or of the weights
 
 
-# Fitted to times of 1 to 32 samples of 16 to 256 tokens, widths 128 to 768, eight heads, on two AVX-512 cores, where
-# choosing by them took 1 to 2% longer than always choosing right.
-_CPU = Costs(block=1e7, run=1e6, move=100)
+# Fitted by benchmarks/fit_costs.py on two AVX-512 cores, where choosing by them takes 1% longer than always choosing
+# right.
+_CPU = Costs(block=7e6, run=2e5, move=70)
 # Not measured: launches dominate, so blocks must be few and large.
 _ACCELERATOR = Costs(block=1e9, run=2e8, move=600)
 
