@@ -3,6 +3,7 @@ from __future__ import annotations
 import fcntl
 import os
 import signal
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,8 +101,21 @@ def test_a_failed_cell_is_named_and_the_others_go_on(plan: Plan, monkeypatch: py
     assert (plan.folder / "results" / "sizes.json").exists()
 
 
-def test_processes_of_their_own(plan: Plan) -> None:
+def test_processes_of_their_own_end_with_the_grid_and_go_on(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     good, bad = plan.dense("imdb"), plan.each("imdb", "wrong", {"allocator": "nothing"})
+    started: list[subprocess.Popen[bytes]] = []
+    start = grid._start
+    monkeypatch.setattr(grid, "_start", lambda *arguments: started.append(start(*arguments)) or started[-1])
+
+    def interrupted(seconds: float) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(grid.time, "sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            run_grid(plan, [*good, *bad], jobs=2)
+    assert len(started) == 2
+    assert all(process.returncode is not None for process in started)
     failures = run_grid(plan, [*good, *bad], jobs=2)
     assert [f.cell.name for f in failures] == ["imdb-wrong-s0"]
     assert failures[0].exit_code == 2

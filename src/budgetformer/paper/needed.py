@@ -25,7 +25,7 @@ def learned(plan: Plan) -> list[Cell]:
 
 
 def fixed(plan: Plan) -> list[Cell]:
-    return [*both(plan), *(c for name in plan.scale.retrained for s in BUDGETS for c in plan.fixed(name, s))]
+    return [*learned(plan), *(c for name in plan.scale.retrained for s in BUDGETS for c in plan.fixed(name, s))]
 
 
 def random(plan: Plan) -> list[Cell]:

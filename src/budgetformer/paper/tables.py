@@ -27,7 +27,7 @@ from budgetformer.paper.statistics import Z95, Estimate, pearson, ranks
 from budgetformer.paper.store import Done, Store
 
 _MIB = 2**20
-_ROWS_RULE = "95 % interval over test rows, seeds averaged"
+_ROWS_RULE = "95 % interval over test rows (not over training runs), seeds averaged"
 
 
 def main(plan: Plan, store: Store) -> Result:
@@ -193,7 +193,9 @@ def _worse(key: str, words: str, lines: list[str], as_good: list[str]) -> dict[s
 
 def random(plan: Plan, store: Store) -> Result:
     """Ablation 2: random heads, at evaluation and trained so."""
-    rows, lines, as_good = [], {"at": [], "in": []}, {"at": [], "in": []}  # type: ignore[var-annotated]
+    rows = []
+    lines: dict[str, list[str]] = {"at": [], "in": []}
+    as_good: dict[str, list[str]] = {"at": [], "in": []}
     for name in plan.datasets:
         ours = store.get(plan.learned(name))
         row = {

@@ -7,11 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from budgetformer.data import Example, open_data
+from budgetformer.data import Example, encode, load_tokenizer, open_data
 from budgetformer.errors import MissingExtraError
 from budgetformer.evaluation import Outcome
 from budgetformer.paper.cells import Cell, Plan
-from budgetformer.paper.work import encoded_test, write_outcome
+from budgetformer.paper.work import write_outcome
 from budgetformer.training.checkpoint import explained, write_json
 from budgetformer.training.provenance import environment
 
@@ -32,7 +32,8 @@ def fit_tfidf(plan: Plan, cell: Cell) -> None:
         LogisticRegression(C=10.0, max_iter=300),
     )
     model.fit(texts, labels)
-    test = encoded_test(plan, cell.dataset)
+    recipe = plan.recipe(cell)
+    test = encode(data.splits["test"], data, load_tokenizer(str(recipe.tokenizer)), recipe.max_length)
     probabilities = np.zeros((len(test), len(data.labels)), np.float32)
     columns = [data.labels.index(name) for name in model.classes_]
     probabilities[:, columns] = model.predict_proba(_texts(data.splits["test"].examples())[0])

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging
 
-from budgetformer.data import Encoded, encode, load_tokenizer, open_data, train_tokenizer
+from budgetformer.data import Encoded, open_data, train_tokenizer
 from budgetformer.errors import BudgetFormerError
 from budgetformer.evaluation import Outcome, run_model
 from budgetformer.modeling import BudgetFormerForSequenceClassification
@@ -80,13 +80,6 @@ def make_tokenizer(plan: Plan, dataset: str) -> None:
         tokenizer.save_pretrained(path)
 
     write_directory(folder, fill)
-
-
-def encoded_test(plan: Plan, dataset: str) -> Encoded:
-    """The test rows of a data set as its cells see them."""
-    data = open_data(plan.source(dataset))
-    tokenizer = load_tokenizer(plan.tokenizer(dataset), offline=True)
-    return encode(data.splits["test"], data, tokenizer, plan.scale.training[dataset].max_length)
 
 
 def _end_with_parent() -> None:
