@@ -3,7 +3,7 @@
 The definition computes all heads and multiplies by their weights; the selective path computes the active ones alone.
 Exits with 1 if a label differs.
 
-    python benchmarks/same_predictions.py RUN
+    python benchmarks/same_predictions.py RUN [DIAL ...]
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from budgetformer.evaluation import run_model
 from budgetformer.training.run import load_run
 
 
-def main(folder: Path) -> int:
+def main(folder: Path, dials: list[str]) -> int:
     model, tokenizer, record = load_run(folder)
     data = open_data(DataSource(**record["data"]))
     split = "test" if "test" in data.splits else "validation"
     rows = encode(data.splits[split], data, tokenizer, record["max_length"])
     found = {}
-    for dial in ("learned", "fixed:0.125", "fixed:0.5", "full"):
+    for dial in dials or ("learned", "fixed:0.125", "fixed:0.5", "full"):
         ours = run_model(model, rows, dial)
         with mock.patch("budgetformer.nn.attention.evaluate_active", return_value=None):
             defined = run_model(model, rows, dial)
@@ -40,4 +40,4 @@ def main(folder: Path) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1])))
+    sys.exit(main(Path(sys.argv[1]), sys.argv[2:]))
