@@ -93,6 +93,7 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             train(source, recipe, run, quiet=not self.verbose, evaluate=False)
             self._take(run)
         self._record["data"]["data"] = "texts in memory"
+        self._record["text_columns"] = []  # a file has its own, not those of ours
         self.classes_ = classes
         return self
 
