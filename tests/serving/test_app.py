@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import logging
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from tests.serving.toy import RUN, Client, ToyEngine, running
 
 from budgetformer.serving.app import KEY, make_app
 from budgetformer.serving.settings import Settings
-from tests.serving.toy import RUN, Client, ToyEngine, running
 
 SMALL = Settings(RUN, wait_ms=0, queue=4, max_texts=3, max_chars=40, max_bytes=400, timeout=3600)
 Scene = Callable[[Client], Awaitable[None]]
@@ -338,10 +339,16 @@ def test_the_key_guards_all_but_health_and_readiness(monkeypatch: pytest.MonkeyP
             assert (await client.send("GET", path))[0] == 200
         for path in ("/info", "/metrics", "/openapi.json", "/nothing"):
             status, headers, answer = await client.send("GET", path)
-            assert (status, headers["www-authenticate"]) == (401, "Bearer")
+            assert (status, headers["www-authenticate"]) == (401, 'Bearer, Basic realm="budgetformer"')
             assert json.loads(answer)["error"]["code"] == "unauthorized"
         key = "s3cret-é".encode().decode("latin-1")
-        for headers in ({"Authorization": f"Bearer {key}"}, {"authorization": f"bearer  {key}"}, {"X-API-Key": key}):
+        basic = base64.b64encode("any:s3cret-é".encode()).decode()
+        for headers in (
+            {"Authorization": f"Basic {basic}"},
+            {"Authorization": f"Bearer {key}"},
+            {"authorization": f"bearer  {key}"},
+            {"X-API-Key": key},
+        ):
             assert (await client.send("POST", "/predict", b'{"text": "good"}', headers))[0] == 200
         for headers in ({"Authorization": f"Basic {key}"}, {"Authorization": "Bearer "}, {"X-API-Key": "s3cret"}):
             assert (await client.send("POST", "/predict", b'{"text": "good"}', headers))[0] == 401

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from budgetformer.nn.allocation import Dial
 from budgetformer.serving.engine import Engine, Piece, Result, Text
 
 RUN = Path("run")
@@ -23,7 +24,7 @@ class ToyEngine(Engine):
     def __init__(self, *, pairs: bool | None = None, fails: str = "") -> None:
         self.task, self.labels, self.max_tokens = "single_label_classification", ["bad", "good"], 16
         self.layers, self.heads, self.possible = 2, 4, 8
-        self.pairs, self.hash, self.budget = pairs, "0" * 16, "learned"
+        self.pairs, self.hash, self.budget = pairs, "0" * 16, Dial()
         self.fails = fails
         self.gate = threading.Event()
         self.gate.set()
@@ -38,12 +39,12 @@ class ToyEngine(Engine):
             pieces.append(Piece(ids[: self.max_tokens], int(first.startswith("good")), len(words) > self.max_tokens))
         return pieces
 
-    def run(self, pieces: Sequence[Piece], dial: str) -> list[Result]:
+    def run(self, pieces: Sequence[Piece], dial: Dial) -> list[Result]:
         self.begun.set()
         self.gate.wait()
         if self.fails:
             raise ZeroDivisionError(self.fails)
-        self.batches.append((dial, [piece.tokens for piece in pieces]))
+        self.batches.append((str(dial), [piece.tokens for piece in pieces]))
         return [Result([0.25, 0.75] if piece.pair_start else [0.75, 0.25], 3) for piece in pieces]
 
 

@@ -37,10 +37,11 @@ def serve(
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     settings = Settings(
         run=run, budget=budget, batch_tokens=batch_tokens, wait_ms=wait_ms, queue=queue, max_texts=max_texts,
-        max_chars=max_chars, max_bytes=max_bytes, timeout=timeout, threads=threads or max(1, cores // workers),
+        max_chars=max_chars, max_bytes=max_bytes, timeout=timeout, workers=workers,
+        threads=threads or max(1, cores // workers),
     )  # fmt: skip
     try:
         from budgetformer.serving.server import serve as run_server
     except ModuleNotFoundError as error:
         raise MissingExtraError("serve", error.name or "fastapi") from None
-    run_server(settings, host=host, port=port, workers=workers)
+    run_server(settings, host=host, port=port)

@@ -3,34 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from budgetformer import __version__
 from budgetformer.errors import UsageError
+from budgetformer.nn.allocation import Dial
+from budgetformer.scoring import TextError
 from budgetformer.serving.border import Border
 from budgetformer.serving.engine import Engine, Text, parse_dial
+from budgetformer.serving.explain import page as explain_page
 from budgetformer.serving.messages import (
+    AttentionMap,
+    Explanation,
+    HeadBody,
     Info,
     PredictBody,
     Predictions,
     Refusal,
     Status,
+    TextBody,
     responses,
 )
 from budgetformer.serving.service import Service
 from budgetformer.serving.settings import DIALS, Settings
 
 KEY = "BUDGETFORMER_API_KEY"
+_POLICY = (
+    "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
 _WORK = responses(400, 401, 408, 413, 415, 422, 500, 503, 504)
 _LOOK = responses(401, 500)
 _HINT = "/openapi.json describes the fields, /info the limits"
@@ -43,6 +56,8 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         starting = asyncio.create_task(service.start())
+        if settings.workers > 1:  # nobody can choose the worker, so none that is not ready may be met
+            await starting
         yield
         await starting
         await asyncio.to_thread(service.close)
@@ -60,6 +75,12 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
 
 def _looks(app: FastAPI, service: Service) -> None:
     """The routes that need no model."""
+    html = explain_page()
+
+    @app.get("/", responses=_LOOK, response_class=HTMLResponse)
+    async def page() -> HTMLResponse:
+        """The page that shows which heads a text runs."""
+        return HTMLResponse(html, headers={"Content-Security-Policy": _POLICY})
 
     @app.get("/health", responses=responses(500))
     async def health() -> Status:
@@ -80,7 +101,7 @@ def _looks(app: FastAPI, service: Service) -> None:
         budgets = [name if name in ("learned", "full") else f"{name}:X" for name in DIALS]
         return Info(
             model=engine.hash, task=engine.task, labels=engine.labels, pairs=engine.pairs, layers=engine.layers,
-            heads=engine.heads, max_tokens=engine.max_tokens, budget=engine.budget, budgets=budgets, limits=limits,
+            heads=engine.heads, max_tokens=engine.max_tokens, budget=str(engine.budget), budgets=budgets, limits=limits,
             version=__version__,
         )  # fmt: skip
 
@@ -106,7 +127,23 @@ def _work(app: FastAPI, service: Service) -> None:
             text.body if isinstance(text, Refusal) else service.engine.render(*next(found), body.top)
             for text in checked
         ]
-        return JSONResponse({"predictions": predictions, "model": service.engine.hash, "budget": dial})
+        return JSONResponse({"predictions": predictions, "model": service.engine.hash, "budget": str(dial)})
+
+    @app.post("/explain", responses=_WORK, response_model=Explanation)
+    async def explain(body: TextBody, request: Request) -> Response:
+        """Which heads a text runs, why, and what they cost."""
+        text, dial = _one(body, service), _dial(body.budget, service)
+        return _json(await service.call(request, lambda: json.dumps(service.engine.explain(text, dial))))
+
+    @app.post("/attention", responses=_WORK, response_model=AttentionMap)
+    async def attention(body: HeadBody, request: Request) -> Response:
+        """Where one head looks in a text, also if it did not run."""
+        text, dial, engine = _one(body, service), _dial(body.budget, service), service.engine
+        if body.layer >= engine.layers or body.head >= engine.heads:
+            message = f"the model has {engine.layers} layers of {engine.heads} heads, counted from 0"
+            raise Refusal(422, "no_such_head", message, "give a layer and a head that exist")
+        look = partial(engine.attention, text, dial, body.layer, body.head)
+        return _json(await service.call(request, lambda: json.dumps(look())))
 
 
 def _given(body: PredictBody, settings: Settings) -> list[Any]:
@@ -127,6 +164,18 @@ def _given(body: PredictBody, settings: Settings) -> list[Any]:
     if given == ["pairs"]:
         return [pair if isinstance(pair, list) and len(pair) == 2 else None for pair in texts]
     return [text if isinstance(text, str) else None for text in texts]
+
+
+def _one(body: TextBody, service: Service) -> Text:
+    """The text of a request about one text."""
+    checked = _check(body.text if body.text_pair is None else [body.text, body.text_pair], service)
+    if isinstance(checked, Refusal):
+        raise checked
+    return checked
+
+
+def _json(dumped: str) -> Response:
+    return Response(dumped, media_type="application/json")
 
 
 def _check(given: Any, service: Service) -> Text | Refusal:
@@ -153,7 +202,7 @@ def _check(given: Any, service: Service) -> Text | Refusal:
     return parts[0], parts[1] if len(parts) == 2 else None
 
 
-def _dial(given: str | None, service: Service) -> str:
+def _dial(given: str | None, service: Service) -> Dial:
     try:
         return service.engine.budget if given is None else parse_dial(given)
     except UsageError:
@@ -178,6 +227,10 @@ def _errors(app: FastAPI, service: Service) -> None:
             }.get(error.status_code, ("refused", "the request cannot be answered", _HINT))
             error = Refusal(error.status_code, code, message, hint, dict(error.headers or {}))
         return service.answer(error)
+
+    @app.exception_handler(TextError)
+    async def unreadable(request: Request, error: TextError) -> Response:
+        return service.answer(Refusal(422, "invalid_text", f"text {error.row} has no token", "give at least one word"))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:

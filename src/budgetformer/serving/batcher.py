@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Protocol
 
 # Attention alone pays for padding, so a batch may hold this much of it for each real token, and a little in any case.
-_PADDING, _PADDING_FREE = 0.5, 256
+_PADDING, _PADDING_FREE = 0.5, 512
 
 
 class Work(Protocol):
@@ -26,7 +26,7 @@ class Job:
 
     __slots__ = ("dial", "future", "left", "results", "texts")
 
-    def __init__(self, texts: Any, dial: str | None) -> None:
+    def __init__(self, texts: Any, dial: Hashable) -> None:
         self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self.texts, self.dial = texts, dial
         self.results: list[Any] = []
@@ -39,7 +39,7 @@ class Row:
 
     work: Any
     tokens: int
-    dial: str | None
+    dial: Hashable
     job: Job
     place: int
     since: float
@@ -80,7 +80,7 @@ class Batcher:
     def __init__(
         self,
         encode: Callable[[Any], Sequence[Work]],
-        run: Callable[[list[Any], str], Sequence[Any]],
+        run: Callable[[list[Any], Any], Sequence[Any]],
         *,
         batch_tokens: int,
         wait: float,
@@ -110,7 +110,7 @@ class Batcher:
             self._changed.notify()
         model.join()
 
-    def submit(self, texts: Any, dial: str) -> asyncio.Future[list[tuple[Any, Any]]]:
+    def submit(self, texts: Any, dial: Hashable) -> asyncio.Future[list[tuple[Any, Any]]]:
         """Queue texts; the future is to be awaited, or cancelled, in the calling event loop."""
         job = Job(texts, dial)
         self._inbox.put(job)

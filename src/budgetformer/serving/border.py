@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import hmac
 import logging
@@ -59,14 +60,13 @@ class Border:
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Refuse what needs no look at the body: a wrong key, and work that cannot be taken now."""
-        if self._key is not None and scope["path"] not in OPEN:
-            kind, _, token = headers.get(b"authorization", b"").partition(b" ")
-            given = token.strip() if kind.lower() == b"bearer" else headers.get(b"x-api-key", b"")
-            if not hmac.compare_digest(given, self._key):
-                hint = "send Authorization: Bearer KEY or X-API-Key: KEY"
-                raise Refusal(
-                    401, "unauthorized", "the API key is missing or wrong", hint, {"WWW-Authenticate": "Bearer"}
-                )
+        guarded = self._key is not None and scope["path"] not in OPEN
+        if guarded and not hmac.compare_digest(_key(headers), self._key or b""):
+            raise Refusal(
+                401, "unauthorized", "the API key is missing or wrong",
+                "send Authorization: Bearer KEY or X-API-Key: KEY; a browser asks for it as a password",
+                {"WWW-Authenticate": 'Bearer, Basic realm="budgetformer"'},
+            )  # fmt: skip
         if scope["method"] == "POST":
             self._service.check_ready()
             if self._service.inside >= self._limits.queue:
@@ -111,6 +111,17 @@ class Border:
             413, "body_too_large", f"the body has more than {self._limits.max_bytes} bytes",
             "send fewer or shorter texts in a request; /info has the limits", {"Connection": "close"},
         )  # fmt: skip
+
+
+def _key(headers: dict[bytes, bytes]) -> bytes:
+    """The key that a request carries. Basic is for the page: a browser can ask for it."""
+    kind, _, token = headers.get(b"authorization", b"").partition(b" ")
+    if kind.lower() == b"bearer":
+        return token.strip()
+    if kind.lower() == b"basic":
+        with contextlib.suppress(ValueError):
+            return base64.b64decode(token.strip(), validate=True).partition(b":")[2]
+    return headers.get(b"x-api-key", b"")
 
 
 def _label(scope: Scope) -> str:

@@ -17,6 +17,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.nn.allocation import Dial
 from budgetformer.scoring import Scorer
 from budgetformer.scoring.pieces import Pieces
+from budgetformer.serving.explain import attention, explain
 from budgetformer.serving.settings import DIALS, Settings
 from budgetformer.training.checkpoint import read_json
 
@@ -68,7 +69,7 @@ class Engine:
             for i in range(len(texts))
         ]
 
-    def run(self, pieces: Sequence[Piece], dial: str) -> list[Result]:
+    def run(self, pieces: Sequence[Piece], dial: Dial) -> list[Result]:
         """The model on one batch."""
         lengths = [piece.tokens for piece in pieces]
         rows = len(pieces)
@@ -82,7 +83,7 @@ class Engine:
             has_pairs=any(piece.pair_start for piece in pieces),
         )
         cut = np.array([piece.cut for piece in pieces])
-        scores = self._scorer.run(Pieces(encoded, np.ones(rows, np.int64), cut), Dial.parse(dial))
+        scores = self._scorer.run(Pieces(encoded, np.ones(rows, np.int64), cut), dial)
         heads = scores.heads.sum(1).tolist()
         return [Result(*both) for both in zip(scores.probabilities.tolist(), heads, strict=True)]
 
@@ -102,6 +103,14 @@ class Engine:
         heads = {"used": result.heads, "possible": self.possible}
         return {**answer, "heads": heads, "tokens": piece.tokens, "cut": piece.cut}
 
+    def explain(self, text: Text, dial: Dial) -> dict[str, Any]:
+        """The answer for a text, with every layer's heads and what they cost."""
+        return explain(self._scorer.model, self._scorer.tokenizer, *text, dial, self.max_tokens)
+
+    def attention(self, text: Text, dial: Dial, layer: int, head: int) -> dict[str, Any]:
+        """Where one head looks."""
+        return attention(self._scorer.model, self._scorer.tokenizer, *text, layer, head, dial, self.max_tokens)
+
     def self_test(self) -> None:
         """Run a short and a long text together, and see that the answers can be answers."""
         texts = ("test", "word " * self.max_tokens)
@@ -112,12 +121,12 @@ class Engine:
                 raise ModelError("the model's answers are not finite, or it reads too much: train or copy it again")
 
 
-def parse_dial(text: str) -> str:
-    """A dial in its one spelling; those that draw at random are refused."""
+def parse_dial(text: str) -> Dial:
+    """A dial from its text; the paper's ablations are refused."""
     dial = Dial.parse(text)
     if dial.mode not in DIALS:
         raise UsageError(f"budget {text!r} is for experiments: give learned, full, fixed:X or max:X")
-    return str(dial)
+    return dial
 
 
 def _digest(folder: Path) -> str:

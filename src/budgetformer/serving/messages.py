@@ -24,11 +24,9 @@ class TextBody(_Strict):
     budget: str | None = Field(None, description="learned, full, fixed:X or max:X; the service's own if not given")
 
 
-class AttentionBody(_Strict):
-    """One text, or two, and the head whose attention is wanted; both are counted from 0."""
+class HeadBody(TextBody):
+    """A text and the head whose attention is wanted; layers and heads are counted from 0."""
 
-    text: str = Field(examples=["a film of rare warmth"])
-    text_pair: str | None = None
     layer: int = Field(ge=0, le=10_000)
     head: int = Field(ge=0, le=10_000)
 
@@ -88,6 +86,41 @@ class Predictions(BaseModel):
     predictions: list[Prediction | ErrorBody]
     model: str = Field(description="a hash of the weights, the config and the tokenizer")
     budget: str
+
+
+class Layer(BaseModel):
+    """What one layer decided: the budget s, the k heads that ran, and each head's part in it."""
+
+    s: float
+    k: int
+    relevance: list[float]
+    weights: list[float]
+    active: list[bool]
+
+
+class Explanation(BaseModel):
+    """A prediction with every layer's heads and the FLOPs that they took; docs/json.md has the keys."""
+
+    dial: str
+    tokens: list[str]
+    joined: list[bool]
+    parts: list[int | None]
+    cut: bool
+    label: str | list[str] | float
+    probabilities: dict[str, float]
+    gated: bool
+    layers: list[Layer]
+    flops: dict[str, int]
+
+
+class AttentionMap(BaseModel):
+    """Where one head looks: row i of `map` is what token i gives to every token."""
+
+    dial: str
+    layer: int
+    head: int
+    tokens: list[str]
+    map: list[list[float]]
 
 
 class Status(BaseModel):

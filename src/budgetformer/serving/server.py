@@ -23,16 +23,18 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 _METRICS = "PROMETHEUS_MULTIPROC_DIR"
+_BACKLOG = 2048
 
 
-def serve(settings: Settings, *, host: str, port: int, workers: int) -> None:
+def serve(settings: Settings, *, host: str, port: int) -> None:
     """Serve until SIGTERM or SIGINT; then accept nothing more, answer what is in, and return."""
     config = uvicorn.Config(
-        partial(_worker, settings), factory=True, workers=workers, lifespan="on", log_level="warning",
-        access_log=False, server_header=False, timeout_graceful_shutdown=math.ceil(settings.timeout) + 5,
+        partial(_worker, settings), factory=True, workers=settings.workers, lifespan="on", log_level="warning",
+        access_log=False, server_header=False, backlog=_BACKLOG,
+        timeout_graceful_shutdown=math.ceil(settings.timeout) + 5,
     )  # fmt: skip
-    with _listen(host, port) as listening, tempfile.TemporaryDirectory(prefix="budgetformer-metrics-") as folder:
-        if workers == 1:
+    with _bind(host, port) as listening, tempfile.TemporaryDirectory(prefix="budgetformer-metrics-") as folder:
+        if settings.workers == 1:
             app = build(settings)
             _announce(listening, host, settings)
             config.app, config.factory = app, False
@@ -51,10 +53,12 @@ def serve(settings: Settings, *, host: str, port: int, workers: int) -> None:
 def build(settings: Settings) -> FastAPI:
     """Load the run and make the app of one process."""
     import torch
+    from transformers.utils import logging
 
     from budgetformer.serving.app import make_app
     from budgetformer.serving.engine import Engine
 
+    logging.disable_progress_bar()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     return make_app(Engine(settings), settings)
@@ -75,7 +79,7 @@ def _worker(settings: Settings) -> FastAPI:
         sys.exit(STARTUP_FAILURE)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _bind(host: str, port: int) -> socket.socket:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -87,5 +91,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _announce(listening: socket.socket, host: str, settings: Settings) -> None:
+    listening.listen(_BACKLOG)
     shown = f"[{host}]" if ":" in host else host
     print(f"serving {settings.run} at http://{shown}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)

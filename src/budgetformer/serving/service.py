@@ -11,6 +11,7 @@ from typing import TypeVar
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from budgetformer.nn.allocation import Dial
 from budgetformer.serving.batcher import Batcher
 from budgetformer.serving.engine import Engine, Piece, Result, Text
 from budgetformer.serving.messages import Refusal, busy
@@ -54,7 +55,7 @@ class Service:
         self.metrics.refused.labels(refusal.code).inc()
         return JSONResponse(refusal.body, refusal.status_code, refusal.headers)
 
-    async def predict(self, request: Request, texts: Sequence[Text], dial: str) -> list[tuple[Piece, Result]]:
+    async def predict(self, request: Request, texts: Sequence[Text], dial: Dial) -> list[tuple[Piece, Result]]:
         """Each text as the model read it, and what the model said."""
         with self._places(len(texts)):
             return await self._attended(request, self._batcher.submit(texts, dial))
@@ -93,7 +94,7 @@ class Service:
             work.cancel()
             gone.cancel()
 
-    def _run(self, pieces: list[Piece], dial: str) -> list[Result]:
+    def _run(self, pieces: list[Piece], dial: Dial) -> list[Result]:
         results = self.engine.run(pieces, dial)
         metrics = self.metrics
         metrics.batch.observe(len(pieces))

@@ -23,6 +23,7 @@ class Settings:
     max_chars: int = 20_000
     max_bytes: int = 2**20
     timeout: float = 10.0
+    workers: int = 1
     threads: int | None = None
 
     def __post_init__(self) -> None:

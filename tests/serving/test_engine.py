@@ -1,0 +1,130 @@
+"""The real scorer behind the routes."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.serving.small import TEXTS, write_run
+from tests.serving.toy import Client, running
+
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.nn.allocation import Dial
+from budgetformer.scoring import Scorer
+from budgetformer.serving.app import make_app
+from budgetformer.serving.engine import Engine, parse_dial
+from budgetformer.serving.settings import Settings
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "single")
+
+
+@pytest.fixture(scope="module")
+def pair_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_run(tmp_path_factory.mktemp("runs") / "pairs", pairs=True)
+
+
+def engine_of(run: Path, **options: Any) -> Engine:
+    return Engine(Settings(run, **options))
+
+
+@pytest.mark.parametrize("budget", ["learned", "full", "fixed:0.25"])
+def test_the_engine_answers_as_the_scorer_does(run: Path, budget: str) -> None:
+    engine, texts = engine_of(run), [*TEXTS, "lake " * 40]
+    scores = Scorer.from_run(run, budget).score(texts)
+    pieces = engine.encode([(text, None) for text in texts])
+    for results in (
+        engine.run(pieces, Dial.parse(budget)),
+        [engine.run([piece], Dial.parse(budget))[0] for piece in pieces],
+    ):
+        np.testing.assert_allclose([result.values for result in results], scores.probabilities, atol=1e-5)
+        assert [result.heads for result in results] == scores.heads.sum(1).tolist()
+    assert [piece.cut for piece in pieces] == [False, False, False, True]
+    assert [piece.tokens for piece in pieces] == scores.tokens.tolist()
+
+
+def test_pairs_answer_as_the_scorer_does(pair_run: Path) -> None:
+    engine = engine_of(pair_run)
+    scores = Scorer.from_run(pair_run).score(TEXTS[:2], TEXTS[1:])
+    results = engine.run(engine.encode(list(itertools.pairwise(TEXTS))), engine.budget)
+    np.testing.assert_allclose([result.values for result in results], scores.probabilities, atol=1e-5)
+    engine.self_test()
+
+
+def test_the_hash_follows_the_weights(run: Path, pair_run: Path) -> None:
+    assert engine_of(run).hash == engine_of(run).hash != engine_of(pair_run).hash
+
+
+def test_the_self_test_finds_weights_that_are_not_numbers(run: Path) -> None:
+    engine = engine_of(run)
+    engine.self_test()
+    with torch.no_grad():
+        engine._scorer.model.classifier.weight[0, 0] = torch.nan
+    with pytest.raises(ModelError, match="not finite"):
+        engine.self_test()
+
+
+@pytest.mark.parametrize("text", ["random", "override:0.5", "half"])
+def test_only_dials_that_repeat_themselves_are_served(text: str) -> None:
+    with pytest.raises(UsageError, match="learned, full, fixed:X"):
+        parse_dial(text)
+
+
+def test_several_labels_and_numbers(tmp_path: Path) -> None:
+    several = engine_of(write_run(tmp_path / "several", problem_type="multi_label_classification"))
+    (piece,) = several.encode([(TEXTS[0], None)])
+    result = several.run([piece], several.budget)[0]
+    answer = several.render(piece, result, None)
+    assert answer["labels"] == [name for name, chance in answer["probabilities"].items() if chance >= 0.5]
+    assert set(answer["probabilities"]) == {"travel", "film", "money"}
+    assert "label" not in answer
+    number = engine_of(write_run(tmp_path / "number", problem_type="regression", id2label={0: "LABEL_0"}))
+    (piece,) = number.encode([(TEXTS[0], None)])
+    answer = number.render(piece, number.run([piece], number.budget)[0], None)
+    assert set(answer) == {"value", "heads", "tokens", "cut"}
+
+
+def test_the_page_its_explanations_and_its_maps(run: Path) -> None:
+    async def main() -> None:
+        async with running(make_app(engine_of(run), Settings(run))) as client:
+            await looked_at(client)
+
+    asyncio.run(main())
+
+
+async def looked_at(client: Client) -> None:
+    status, headers, page = await client.send("GET", "/")
+    assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
+    assert b"<html" in page
+    for name in ("default-src 'none'", "connect-src 'self'"):
+        assert name in headers["content-security-policy"]
+    text = {"text": TEXTS[0], "budget": "max:0.5"}
+    (predicted,) = (await client.json("/predict", text))[1]["predictions"]
+    status, told = await client.json("/explain", text)
+    assert (status, told["label"], told["dial"]) == (200, predicted["label"], "max:0.5")
+    assert sum(layer["k"] for layer in told["layers"]) == predicted["heads"]["used"]
+    status, seen = await client.json("/attention", {**text, "layer": 1, "head": 3})
+    assert (status, seen["layer"], seen["head"], len(seen["map"])) == (200, 1, 3, predicted["tokens"])
+    for path, body, code in (
+        ("/attention", {**text, "layer": 2, "head": 0}, "no_such_head"),
+        ("/attention", {**text, "layer": 0, "head": 4}, "no_such_head"),
+        ("/attention", {**text, "layer": -1, "head": 0}, "invalid_request"),
+        ("/attention", text, "invalid_request"),
+        ("/explain", {"text": " "}, "empty_text"),
+        ("/explain", {"text": "x" * 20_001}, "text_too_long"),
+        ("/explain", {"text": "a", "text_pair": "b"}, "no_pairs"),
+        ("/explain", {"text": "a", "budget": "random"}, "invalid_budget"),
+    ):
+        status, answer = await client.json(path, body)
+        assert (status, answer["error"]["code"]) == (422, code)
+    schema = json.loads((await client.send("GET", "/openapi.json"))[2])
+    assert set(schema["components"]["schemas"]["Explanation"]["required"]) == set(told)
+    assert set(schema["components"]["schemas"]["AttentionMap"]["required"]) == set(seen)
