@@ -27,6 +27,7 @@ def browser() -> Iterator[Any]:
     found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     if found is None:
         pytest.skip("the page's tests need a browser: apt-get install chromium")
+    api.expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
     with api.sync_playwright() as playwright:
         started = playwright.chromium.launch(executable_path=found, args=FLAGS.split(), chromium_sandbox=False)
         yield started
@@ -41,7 +42,7 @@ class Shown:
         self.faults: list[str] = []
         self.model, self.tokenizer = model, tokenizer
         self.page = browser.new_context(reduced_motion="reduce", **options).new_page()
-        self.page.set_default_timeout(20_000)
+        self.page.set_default_timeout(30_000)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
         self.page.route("http://page.test/**", self._answer)
 
@@ -137,6 +138,9 @@ def test_a_token_shows_where_it_looks(shown: Shown) -> None:
     text = shown.page.locator("textarea[name=text]").input_value()
     row = attention(shown.model, shown.tokenizer, text, None, layer, head, max_length=24)["map"][1]
     assert shown.page.locator(".look .figure").first.inner_text() == f"{100 * max(row):.1f} %"
+    shown.page.keyboard.press("End")
+    shown.sees(".heads .big", "8 of 8")
+    shown.sees(".whose", "“The” looks at")  # the token stays chosen when the budget moves
 
 
 def test_compare(shown: Shown) -> None:

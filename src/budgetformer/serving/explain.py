@@ -66,7 +66,7 @@ def attention(
     budget: str | Dial | None = None,
     max_length: int | None = None,
 ) -> dict[str, Any]:
-    """Where one head looks: row i of `map` holds what token i gives to every token. Also of heads that did not run."""
+    """Where one head looks: row i of `map` is what token i takes from each token. Also for heads that did not run."""
     pieces = read(model, tokenizer, text, text_pair, max_length)
     output = _run(model, pieces, budget, {layer: [head]})
     assert output.attentions is not None
