@@ -234,6 +234,12 @@ def test_bad_rows_are_set_aside_beside_the_output(
     assert "2 bad rows set aside" in err
 
 
+def test_no_usable_row_leaves_the_header(run: Path, tmp_path: Path) -> None:
+    data, out = write(tmp_path / "d.csv", [{"text": "", "id": 1}] * 3), tmp_path / "o.csv"
+    assert command("predict", str(run), str(data), "-o", str(out), "--bad-rows", "skip") == 0
+    assert out.read_text() == "text,id,label,score,heads,cut\n"
+
+
 def test_long_texts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path / "d.csv", ROWS)
     answers = {}

@@ -51,6 +51,6 @@ def make_rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
     """Rows with a number, a text (some too long for the run) and something that needs quoting."""
     rng = random.Random(seed)
     return [
-        {"id": number, "text": " ".join(rng.choices(WORDS, k=rng.randint(1, 20))), "note": f'a "{number}", b\nc'}
+        {"id": number, "text": " ".join(rng.choices(WORDS, k=rng.randint(1, 20))), "note": f'a "{number}", b\nc\rd'}
         for number in range(count)
     ]

@@ -74,6 +74,7 @@ def predict(
     request = Request(source, output, split, top, probabilities, shard, resume, overwrite)
     if engine not in ("local", "ray"):
         raise UsageError(f"--engine {engine}: choose local or ray")
+    summary: Summary | None
     try:
         if engine == "ray":
             from budgetformer.scoring.cluster import predict_folder

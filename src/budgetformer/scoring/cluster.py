@@ -42,11 +42,12 @@ def predict_folder(
     ray.data.DataContext.get_current().enable_progress_bars = False
     began = time.monotonic()
     tasks = [{"file": str(file.resolve()), "output": str((output / _name(file)).resolve())} for file in files]
-    most = min(len(files), int(ray.cluster_resources().get("CPU", 1)))
+    processors = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
+    worker: Any = _Worker
     done = ray.data.from_items(tasks, override_num_blocks=len(tasks)).map(
-        _Worker,
+        worker,
         fn_constructor_args=(str(run.resolve()), budget, long, request),
-        compute=ray.data.ActorPoolStrategy(size=min(workers or most, len(files))),
+        compute=ray.data.ActorPoolStrategy(size=min(workers or processors, len(files))),
         num_cpus=1,
     )
     total = Summary(0, 0, 0, 0, 0.0)

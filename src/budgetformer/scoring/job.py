@@ -147,7 +147,7 @@ class _Job:
 
     def run(self, windows: Iterator[Window], pairs: bool, view: View) -> None:
         if not self.progress.complete:
-            self.sink.open(self.progress.position)
+            self.progress = replace(self.progress, position=self.sink.open(self.progress.position))
             self._save()
             self._stream(windows, pairs, view)
             self.progress = replace(self.progress, complete=True)

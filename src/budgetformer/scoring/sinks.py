@@ -33,8 +33,8 @@ class Sink(ABC):
         self.columns, self.added = [*columns, *added], added
 
     @abstractmethod
-    def open(self, position: int) -> None:
-        """Begin, or go on, at a position."""
+    def open(self, position: int) -> int:
+        """Begin, or go on, at a position; where that has led to (a header may have been written)."""
 
     @abstractmethod
     def write(self, rows: Sequence[Row]) -> int:
@@ -73,8 +73,8 @@ def json_lines(rows: Sequence[Row]) -> bytes:
 
 
 class _Stdout(Sink):
-    def open(self, position: int) -> None:
-        pass
+    def open(self, position: int) -> int:
+        return 0
 
     def write(self, rows: Sequence[Row]) -> int:
         sys.stdout.buffer.write(json_lines(rows))
@@ -96,7 +96,7 @@ class _Text(Sink):
         self.known = set(self.columns)
         self.file: BinaryIO = io.BytesIO()
 
-    def open(self, position: int) -> None:
+    def open(self, position: int) -> int:
         if position > (self.part.stat().st_size if self.part.exists() else 0):
             raise ModelError(f"{self.part} was cut short since it was written: begin again with --overwrite")
         with explained(self.part):
@@ -105,6 +105,7 @@ class _Text(Sink):
             self.file.seek(position)
             if not position and self.header:
                 self._append(self._delimited([dict(zip(self.columns, self.columns, strict=True))]))
+        return self.file.tell()
 
     def write(self, rows: Sequence[Row]) -> int:
         data = json_lines(rows) if self.format == "jsonl" else self._delimited(rows)
@@ -118,14 +119,14 @@ class _Text(Sink):
         self.file.flush()
 
     def _delimited(self, rows: Sequence[Row]) -> bytes:
-        text = io.StringIO()
-        writer = csv.writer(text, delimiter="\t" if self.format == "tsv" else ",", lineterminator="\n")
+        lines = _Lines()
+        writer = csv.writer(lines, delimiter="\t" if self.format == "tsv" else ",", lineterminator="\r\n")
         for number, row in enumerate(rows):
             if unknown := row.keys() - self.known:
                 why = f"none of the columns that the first rows have, so {self.format.upper()} has no place for it"
                 raise TextError(number, f"the field {min(unknown)!r} is {why}: write JSON lines (-o NAME.jsonl)")
             writer.writerow([_cell(row.get(column)) for column in self.columns])
-        return text.getvalue().encode("utf-8", "backslashreplace")
+        return "".join(lines).encode("utf-8", "backslashreplace")
 
     def finish(self, position: int) -> None:
         self.file.close()
@@ -134,6 +135,13 @@ class _Text(Sink):
                 os.truncate(self.part, position)
                 self.part.replace(self.output)
                 flush(self.output.parent)
+
+
+class _Lines(list[str]):
+    """What csv.writer writes to: told that lines end with CR LF it quotes a lone CR too, but they end with LF."""
+
+    def write(self, line: str) -> None:
+        self.append(line.removesuffix("\r\n") + "\n")
 
 
 def _cell(value: Any) -> Any:
@@ -164,7 +172,7 @@ class _Parquet(Sink):
         self.empty = pyarrow.schema([(name, self.types[name]) for name in self.columns if name in self.types])
         self.schema = self.empty
 
-    def open(self, position: int) -> None:
+    def open(self, position: int) -> int:
         self.position = position
         with explained(self.parts):
             self.parts.mkdir(exist_ok=True)
@@ -172,6 +180,7 @@ class _Parquet(Sink):
             for file in set(self.parts.iterdir()) - kept:
                 file.unlink()
         self.schema = self._schema(position)
+        return position
 
     def write(self, rows: Sequence[Row]) -> int:
         names = list(dict.fromkeys(name for row in rows for name in row))

@@ -1,0 +1,117 @@
+"""`budgetformer predict` against a bare loop over the model, and its peak memory at a tenth and at all of the rows.
+
+    python benchmarks/scoring.py [--rows 1000000] [--blocks 10] [--preset small] [--json]
+
+The bare loop gets batches that are tokenised and sorted by length beforehand, and keeps nothing but the logits. Both
+take turns, block of rows by block, in one process. Peak memory is that of fresh processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.data import DataSource, collate, eval_plan, train_tokenizer
+from budgetformer.evaluation import EVAL_TOKENS
+from budgetformer.scoring.job import Predictor, Request
+
+WORDS = "the film was a story of some people in town with music and light and a long road home to sea".split()
+
+
+def write_rows(path: Path, rows: int, seed: int) -> None:
+    rng = random.Random(seed)
+    with path.open("w", encoding="utf-8") as file:
+        file.write("id,text\n")
+        for number in range(rows):
+            file.write(f"{number},{' '.join(rng.choices(WORDS, k=rng.randint(5, 35)))}\n")
+
+
+def make_run(folder: Path, preset: str) -> None:
+    """A run with random weights: speed does not depend on what it has learned."""
+    tokenizer = train_tokenizer([" ".join(WORDS)] * 3, vocab_size=500)
+    torch.manual_seed(0)
+    config = BudgetFormerConfig.preset(
+        preset, vocab_size=len(tokenizer), id2label={0: "a", 1: "b"}, training_progress=1.0, budget_as="count"
+    )
+    BudgetFormerForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    record = {"max_length": 64, "data": {"text": "text", "text_pair": None}, "text_columns": ["text"]}
+    (folder / "run.json").write_text(json.dumps(record))
+
+
+def bare_loop(predictor: Predictor, batches: list[Any]) -> float:
+    began = time.perf_counter()
+    with torch.inference_mode():
+        for batch in batches:
+            predictor.scorer.model(batch.input_ids, batch.attention_mask, budget="learned").logits.numpy()
+    return time.perf_counter() - began
+
+
+def speed(folder: Path, rows: int, blocks: int) -> dict[str, Any]:
+    predictor = Predictor(folder / "run")
+    seconds = {"predict": 0.0, "bare loop": 0.0}
+    for block in range(blocks + 1):  # the first warms up
+        data = folder / "block.csv"
+        write_rows(data, rows // blocks if block else 2000, block)
+        texts = [line.partition(",")[2] for line in data.read_text().splitlines()[1:]]
+        encoded = predictor.scorer.encode(texts).encoded
+        plan = eval_plan(encoded.lengths, token_budget=EVAL_TOKENS)
+        batches = [collate(encoded, chosen, 0) for chosen in plan]
+        loop = bare_loop(predictor, batches)
+        del batches
+        began = time.perf_counter()
+        request = Request(DataSource(str(data)), folder / "out.jsonl", overwrite=True)
+        predictor.predict(request, lambda line: None)
+        if block:
+            seconds["predict"] += time.perf_counter() - began
+            seconds["bare loop"] += loop
+    done = rows // blocks * blocks
+    rates = {f"{name} rows/s": done / spent for name, spent in seconds.items()}
+    return {**rates, "predict / bare loop": seconds["bare loop"] / seconds["predict"]}
+
+
+def peak(folder: Path, rows: int) -> float:
+    """MiB that a fresh process takes at most."""
+    write_rows(folder / "rows.csv", rows, 0)
+    words = ["predict", str(folder / "run"), str(folder / "rows.csv"), "-o", str(folder / "all.jsonl"), "--overwrite"]
+    child = subprocess.Popen([sys.executable, "-m", "budgetformer", *words], stderr=subprocess.DEVNULL)
+    _, status, usage = os.wait4(child.pid, 0)
+    if status:
+        sys.exit(f"predict failed with status {status}")
+    return usage.ru_maxrss / 1024
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--blocks", type=int, default=10)
+    parser.add_argument("--preset", default="small")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        make_run(folder / "run", options.preset)
+        result = speed(folder, options.rows, options.blocks)
+        for rows in (options.rows // 10, options.rows):
+            result[f"peak MiB at {rows} rows"] = peak(folder, rows)
+    result |= {"threads": torch.get_num_threads(), "rows": options.rows, "preset": options.preset}
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    for key, value in result.items():
+        print(f"{key}: {value:,.2f}" if isinstance(value, float) else f"{key}: {value}")
+
+
+if __name__ == "__main__":
+    main()
