@@ -8,6 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from budgetformer.data import DataSet, DataSource, Encoded, Example, open_data, stream_examples
 from budgetformer.data.encoded import LabelArray, truncating
@@ -51,7 +52,7 @@ def find_rows(
     lengths = rng.integers(1, record["max_length"] + 1, _MADE_UP_ROWS)
     ids = [rng.integers(0, config.vocab_size, length) for length in lengths]
     starts = lengths // 2 if config.segment_embeddings else None
-    labels = np.zeros(len(ids), np.float32)
+    labels = _unknown(len(ids), record)
     return Rows(
         _encoded(ids, starts, labels, range(1, len(ids) + 1)), f"{len(ids)} made-up rows of random tokens", False
     )
@@ -66,7 +67,7 @@ def _given(given: str, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any
     except DataError as error:
         examples = list(stream_examples(replace(source, label=None)))
         say(f"{given} is read without labels: {error}")
-        encoded = _encode(examples, tokenizer, record["max_length"], np.zeros(len(examples), np.float32))
+        encoded = _encode(examples, tokenizer, record["max_length"], _unknown(len(examples), record))
         return Rows(encoded, f"{len(examples)} rows of {given}", False)
     return _labelled(data, next(iter(data.splits)), tokenizer, record, None)
 
@@ -79,6 +80,13 @@ def _labelled(
     labels.extend(example.label for example in examples)
     encoded = _encode(examples, tokenizer, record["max_length"], labels.array())
     return Rows(encoded, f"{len(examples)} {split} rows of {data.source.data}", True)
+
+
+def _unknown(rows: int, record: dict[str, Any]) -> NDArray[Any]:
+    """Stand-ins for labels, of the kind that the task has."""
+    if record["task"] == TASKS["multi"]:
+        return np.zeros((rows, len(record["labels"])), np.uint8)
+    return np.zeros(rows, np.int32 if record["task"] == TASKS["single"] else np.float32)
 
 
 def _encode(examples: Sequence[Example], tokenizer: PreTrainedTokenizerFast, max_length: int, labels: Any) -> Encoded:

@@ -1,0 +1,261 @@
+"""`budgetformer export` as a user types it, the engine that runs what it wrote, and every wrong way."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from tests.cli.test_train import command
+from tests.export.test_network import make_model
+from tests.training.toy import write_reviews
+
+from budgetformer.bench import Size
+from budgetformer.data import load_tokenizer
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.evaluation import run_model
+from budgetformer.export import run as export_module
+from budgetformer.export.bench import attention_rows, model_rows
+from budgetformer.export.engine import OnnxModel
+from budgetformer.export.network import build
+from budgetformer.export.rows import Rows, _encoded
+from budgetformer.export.verify import check_equal
+from budgetformer.nn.allocation import Dial
+from budgetformer.training.run import load_run
+
+TEXTS = ["a superb story of town", "the dull film of people with music and light", "lovely", "poor poor town"]
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_reviews(tmp_path_factory.mktemp("data") / "reviews.csv")
+
+
+@pytest.fixture(scope="module")
+def run(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    small = ["--preset", "tiny", "--epochs", "3", "--set", "vocab_size=200", "--max-length", "32"]
+    assert command("train", str(reviews), "-o", str(folder), *small) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("exports") / "plain"
+    assert command("export", str(run), "-o", str(folder)) == 0
+    return folder
+
+
+def inputs(folder: Path, texts: list[str]) -> dict[str, Any]:
+    return dict(load_tokenizer(folder, offline=True)(texts, padding=True, return_tensors="np"))
+
+
+def test_the_directory_is_all_that_it_takes(run: Path, exported: Path) -> None:
+    graph = OnnxModel.load(exported)
+    assert (graph.labels, graph.task, graph.max_length) == (["neg", "pos"], "single_label_classification", 32)
+    model, tokenizer, _ = load_run(run)
+    want = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.detach().numpy()
+    logits, heads = graph.run(**inputs(graph.tokenizer_folder, TEXTS))
+    np.testing.assert_allclose(logits, want, atol=1e-5)
+    assert heads.shape == (4, model.config.num_hidden_layers)
+    _, fewer = graph.run(**inputs(exported, TEXTS), budget_max=0.25)
+    assert (fewer == 1).all()
+
+
+def test_the_record_says_what_was_checked(run: Path, exported: Path, reviews: Path) -> None:
+    record = json.loads((exported / "export.json").read_text())
+    checked = record["verification"]
+    assert checked["source"] == f"20 test rows of {reviews}"
+    assert checked["largest_difference"] < 1e-4
+    assert (checked["rows"], checked["undecided_rows"], record["int8"]) == (20, 0, None)
+    assert (record["format"], record["opset"], record["dial"], record["precision"]) == ("onnx", 20, "learned", "fp32")
+    assert set(record["sha256"]) == {"model.onnx", "tokenizer.json"}
+    assert record["environment"]["onnxruntime"]
+    assert {path.name for path in exported.iterdir()} >= {"model.onnx", "tokenizer.json", "config.json", "export.json"}
+
+
+def test_it_prints_what_it_did_and_may_replace_an_export(
+    run: Path, tmp_path: Path, reviews: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "out"
+    assert command("export", str(run), "-o", str(target), "--rows", str(reviews)) == 0
+    captured = capsys.readouterr()
+    assert f"checked on 200 train rows of {reviews}: labels equal, logits within" in captured.out
+    assert "comparing with the model on 200" in captured.err
+    assert command("export", str(run), "-o", str(target), "--budget", "max:0.5", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["dial"] == "max:0.5"
+    assert {path.name for path in tmp_path.iterdir()} == {"out"}
+
+
+def test_int8_reports_what_it_costs(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "int8"
+    assert command("export", str(run), "-o", str(target), "--int8") == 0
+    out = capsys.readouterr().out
+    assert "labels changed" in out
+    assert "int8: accuracy " in out
+    record = json.loads((target / "export.json").read_text())
+    assert record["int8"]["score_full_precision"] >= record["int8"]["score"] - 0.2
+    assert record["bytes"] == (target / "model.onnx").stat().st_size < record["int8"]["bytes_full_precision"]
+    made = export_module.nodes(onnx.load(target / "model.onnx").graph)
+    gates = {node.op_type for node in made if "/gate/" in node.name}
+    assert "MatMul" in gates
+    assert "MatMulInteger" not in gates
+    assert sum(node.op_type == "MatMulInteger" for node in made) == 2 * (2 + 2 + 2 * 4) + 1
+    logits, _ = OnnxModel.load(target).run(**inputs(target, TEXTS))
+    assert np.isfinite(logits).all()
+
+
+def test_int8_that_the_processor_cannot_run_is_said_plainly(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_module, "_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
+    assert command("export", str(run), "-o", str(tmp_path / "out"), "--int8") == 4
+    assert "the int8 graph does not run on this machine (SIGILL): export without --int8" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_graph_that_disagrees_is_not_written(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wrong(model: Any, dial: Dial, **options: Any) -> Any:
+        model.classifier.bias.data[0] += 0.001
+        graph = build(model, dial, **options)
+        model.classifier.bias.data[0] -= 0.001
+        return graph
+
+    monkeypatch.setattr(export_module, "build", wrong)
+    assert command("export", str(run), "-o", str(tmp_path / "out")) == 4
+    assert "the graph does not agree with the model on 20 of 20 test rows" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_rows_without_labels_will_do(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = tmp_path / "plain.csv"
+    rows.write_text("review\n" + "\n".join(TEXTS) + "\n")
+    assert command("export", str(run), "-o", str(tmp_path / "out"), "--rows", str(rows), "--int8") == 0
+    captured = capsys.readouterr()
+    assert "plain.csv is read without labels" in captured.err
+    assert f"checked on 4 rows of {rows}" in captured.out
+    assert "accuracy" not in captured.out
+
+
+def test_without_the_runs_data_rows_are_made_up(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(run, moved)
+    record = json.loads((moved / "run.json").read_text())
+    record["data"]["data"] = "gone.csv"
+    (moved / "run.json").write_text(json.dumps(record))
+    assert command("export", str(moved), "-o", str(tmp_path / "out")) == 0
+    captured = capsys.readouterr()
+    assert "the run's own rows cannot be had (gone.csv: no such file" in captured.err
+    assert "checked on 256 made-up rows of random tokens" in captured.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["RUN", "--format", "gguf"], 2, "--format 'gguf': give onnx"),
+        (["RUN", "--budget", "lots"], 2, "budget 'lots' is not known"),
+        (["RUN", "--budget", "random"], 2, "budget 'random' cannot be exported"),
+        (["RUN", "--rows", "nowhere.csv"], 3, "nowhere.csv: no such file"),
+        (["nowhere"], 4, "nowhere does not exist"),
+    ],
+)
+def test_wrong_exports(
+    arguments: list[str], code: int, message: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [str(run) if argument == "RUN" else argument for argument in arguments]
+    assert command("export", *arguments, "-o", str(tmp_path / "out")) == code
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+def test_nothing_of_others_is_overwritten(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "thesis.txt").write_text("mine")
+    assert command("export", str(run), "-o", str(tmp_path / "file")) == 2
+    assert "is a file: give a directory" in capsys.readouterr().err
+    assert command("export", str(run), "-o", str(tmp_path / "folder")) == 2
+    assert "is not empty and holds no export" in capsys.readouterr().err
+    assert command("export", str(run), "-o", str(tmp_path / "file" / "below")) == 4
+    assert "cannot be written" in capsys.readouterr().err
+    assert (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
+def test_a_missing_extra_is_named(
+    package: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in [name for name in sys.modules if name.startswith("budgetformer.export")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert command("export", str(run), "-o", str(tmp_path / "out")) == 5
+    assert f"{package!r}, which is not installed: pip install 'budgetformer[onnx]'" in capsys.readouterr().err
+
+
+def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"export\.json cannot be read .*`budgetformer export` wrote"):
+        OnnxModel.load(tmp_path)
+    copy = tmp_path / "copy"
+    shutil.copytree(exported, copy)
+    (copy / "model.onnx").write_bytes((exported / "model.onnx").read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"model\.onnx cannot be loaded by ONNX Runtime"):
+        OnnxModel.load(copy)
+    (copy / "export.json").write_text("{}")
+    with pytest.raises(ModelError, match=r"export\.json has no 'labels'"):
+        OnnxModel.load(copy)
+    (copy / "export.json").write_text("{")
+    with pytest.raises(ModelError, match=r"export\.json is damaged"):
+        OnnxModel.load(copy)
+
+
+@pytest.mark.parametrize(
+    ("ids", "mask", "options", "message"),
+    [
+        ([1, 2], [1, 1], {}, "give \\(batch, tokens\\)"),
+        ([[1, 2]], [[1]], {}, "give \\(batch, tokens\\)"),
+        ([[1] * 129], [[1] * 129], {}, "129 tokens but the model 128 positions"),
+        ([[1, -1]], [[1, 1]], {}, "holds -1 to 1, but the vocabulary"),
+        ([[1, 2], [1, 2]], [[1, 1], [0, 0]], {}, "sample 1 has no real token"),
+        ([[1]], [[1]], {"budget_max": 1.5}, "budget_max=1.5"),
+    ],
+)
+def test_wrong_input_is_refused(ids: Any, mask: Any, options: Any, message: str, exported: Path) -> None:
+    with pytest.raises(UsageError, match=message):
+        OnnxModel.load(exported).run(np.array(ids), np.array(mask), **options)
+
+
+def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:
+    ids = [np.random.default_rng(row).integers(0, 30, 6) for row in range(300)]
+    rows = Rows(_encoded(ids, None, np.zeros(300, np.int32), range(300)), "300 rows", False)
+    decided, torn = make_model(), make_model(allocator="fixed")
+    for block in torn.encoder.blocks:
+        block.attention.allocator.fixed_budget = 0.5 + 1e-6  # type: ignore[assignment]
+    for model, passes in ((decided, False), (torn, True)):
+        theirs = run_model(model, rows.encoded, Dial())
+        assert check_equal(model, Dial(), rows, theirs, theirs)["undecided_rows"] == 0
+        ours = replace(theirs, heads=theirs.heads.copy())
+        ours.heads[7] += 1
+        if passes:
+            assert check_equal(model, Dial(), rows, theirs, ours)["undecided_rows"] == 1
+            ours.heads[:10] += 1
+        with pytest.raises(ModelError, match=r"does not agree with the model on \d+ of 300 rows, first on row \d+"):
+            check_equal(model, Dial(), rows, theirs, ours)
+
+
+def test_the_bench_compares_graphs(capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = Size(width=32, heads=4, layers=2, inner=64, vocab=100)
+    rows = [*attention_rows(tiny, [2], [5], [1]), *model_rows(tiny, [2], [5], [4])]
+    assert [(row.what, row.k, row.to_json()["engine"]) for row in rows] == [
+        ("attention", 1, "onnx"),
+        ("model", 4, "onnx"),
+    ]
+    assert rows[0].ideal == 4.0
+    assert rows[0].speedup == pytest.approx(rows[0].dense_ms / rows[0].selective_ms)
