@@ -12,13 +12,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.cli.test_train import command
+from tests.serving.small import TEXTS, small, write_run
 
 from budgetformer.errors import UsageError
 from budgetformer.evaluation import cost_of
 from budgetformer.nn.allocation import Dial, Selection
 from budgetformer.serving.explain import attention, dials, explain, page, precompute, read, slider
-from tests.cli.test_train import command
-from tests.serving.small import TEXTS, small, write_run
 
 
 @pytest.mark.parametrize("dial", ["learned", "max:0.25", "fixed:0.5", "full"])

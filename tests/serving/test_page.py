@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.serving.small import TEXTS, small
 
 from budgetformer.errors import UsageError
 from budgetformer.serving.explain import attention, explain, page, precompute
-from tests.serving.small import TEXTS, small
 
 api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: pip install -e '.[dev]'")
 FLAGS = (
