@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.data.examples import BadRows, Example
+from budgetformer.data.columns import choose_columns
+from budgetformer.data.examples import BadRows, Example, read_examples
 from budgetformer.data.locate import DataSource, locate
-from budgetformer.data.scan import Reading, Scan, choose_reading, order_labels, scan
+from budgetformer.data.scan import Reading, Scan, choose_reading, order_labels, present_columns, scan
 from budgetformer.data.sources import Table
 from budgetformer.data.splits import carve, overlap, subset
 from budgetformer.errors import DataError
@@ -103,6 +104,15 @@ def open_data(source: DataSource) -> DataSet:
         fingerprint=digest.hexdigest(),
         bad_rows=bad.bad,
     )
+
+
+def stream_examples(source: DataSource) -> Iterator[Example]:
+    """The texts of `source.data` (a file, "-", or a data set's training rows), whose labels are not known."""
+    table = locate(source)["train"]
+    columns = choose_columns(
+        present_columns(table), table.name, text=source.text, text_pair=source.text_pair, need_label=False
+    )
+    yield from read_examples(table, columns, None, BadRows(source.bad_rows, _quarantine(source)))
 
 
 def _quarantine(source: DataSource) -> Path:
