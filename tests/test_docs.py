@@ -28,6 +28,8 @@ PAGES = {"README.md": README} | {
 NOT_RUN = {  # by how a command begins
     "make demo": "trains for minutes on real reviews; the tutorial is run on some of them",
     "make test": "is what runs this",
+    "budgetformer train ag_news": "needs AG News",
+    "budgetformer bench runs/wide": "needs a run on AG News",
     "pip install": "changes the environment, and needs a network",
 }
 SMALLER = {  # what a verb gets besides, so that it takes seconds
@@ -65,7 +67,9 @@ class World:
             assert code == 0, (line, capsys.readouterr().err)
         elif words[0] == "curl":
             sent = [word.replace("localhost:8000", self.address) for word in words]
-            answer = subprocess.run(sent, capture_output=True, text=True, check=True).stdout
+            # The service says where it is before it is ready.
+            patient = ["--fail", "--retry", "60", "--retry-delay", "1", "--retry-connrefused"]
+            answer = subprocess.run([*sent, *patient], capture_output=True, text=True, check=True).stdout
             assert "error" not in json.loads(answer), answer
         else:
             pytest.fail(f"{line}: no way to run this is known: add one, or a reason to NOT_RUN")
