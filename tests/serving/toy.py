@@ -47,6 +47,16 @@ class ToyEngine(Engine):
         self.batches.append((str(dial), [piece.tokens for piece in pieces]))
         return [Result([0.25, 0.75] if piece.pair_start else [0.75, 0.25], 3) for piece in pieces]
 
+    def explain(self, text: Text, dial: Dial) -> dict[str, Any]:
+        layer = {"s": 0.5, "k": 2, "relevance": [0.25] * 4, "weights": [0.5] * 4, "active": [True] * 4}
+        return {
+            "dial": str(dial), "tokens": text[0].split(), "joined": [], "parts": [], "cut": False, "label": "good",
+            "probabilities": {}, "gated": True, "layers": [layer] * 2, "flops": {"used": 1},
+        }  # fmt: skip
+
+    def attention(self, text: Text, dial: Dial, layer: int, head: int) -> dict[str, Any]:
+        return {"dial": str(dial), "layer": layer, "head": head, "tokens": text[0].split(), "map": [[1.0]]}
+
 
 class Client:
     """Sends one request at a time into an ASGI app."""

@@ -1,0 +1,264 @@
+"""What batching across clients is worth, and how the service stands ten times the load that it can bear.
+
+    python benchmarks/serving.py [RUN] [--seconds 10] [--rounds 3] [--json]
+
+Starts `budgetformer serve` and puts load on it from another process. Closed loop: so many clients, each waiting for its
+answer, with batching and without, in turns. Open loop: ten times the requests that were answered, on schedule, whatever
+the answers. Without RUN it serves an untrained model of the `small` preset's size: the same work, if not the same answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+WORDS = "the a of film story music town light people night river great awful dull lovely and with in was is".split()
+OVERLOAD = 10
+OVERLOAD_TEXTS = 16  # of a request: so the model is the bottleneck, not the parsing of refused requests
+MOST_CONNECTIONS = 800
+
+
+def make_run(folder: Path) -> Path:
+    """An untrained model with its tokenizer, as the directory of a run."""
+    from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
+    from budgetformer.data import train_tokenizer
+    from budgetformer.training.recipe import PRESETS
+
+    tokenizer = train_tokenizer([" ".join(WORDS)], vocab_size=300)
+    config = BudgetFormerConfig.preset(
+        "small", vocab_size=16_000, num_labels=4, training_progress=1.0, **PRESETS["small"].model
+    )
+    BudgetFormerForSequenceClassification(config).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "run.json").write_text(json.dumps({"max_length": 128, "pairs": False, "status": "done"}))
+    return folder
+
+
+@contextmanager
+def served(run: Path, *flags: str) -> Iterator[tuple[int, int]]:
+    """A ready server: its port and its process id."""
+    words = [sys.executable, "-m", "budgetformer", "serve", str(run), "--port", "0", *flags]
+    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr
+        line = process.stderr.readline()
+        found = re.search(r":(\d+)$", line.strip())
+        if not found:
+            sys.exit(f"the server did not start: {line}{process.stderr.read()}")
+        port = int(found[1])
+        asyncio.run(until_ready(port))
+        yield port, process.pid
+        process.send_signal(signal.SIGTERM)
+        if process.wait(60) != 0:
+            sys.exit(f"the server ended with {process.returncode}")
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Connection(asyncio.Protocol):
+    """One kept-alive connection: a request at a time, its status as the result."""
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport, self.received, self.answer = transport, b"", None
+
+    def ask(self, request: bytes) -> asyncio.Future[int]:
+        self.answer = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return self.answer
+
+    def data_received(self, data: bytes) -> None:
+        self.received += data
+        head, found, rest = self.received.partition(b"\r\n\r\n")
+        if found and len(rest) >= int(re.search(rb"content-length: (\d+)", head)[1]):  # type: ignore[index]
+            self.received = b""
+            if self.answer and not self.answer.done():
+                self.answer.set_result(int(head[9:12]))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self.answer and not self.answer.done():
+            self.answer.set_result(0)
+
+
+async def connect(port: int) -> Connection:
+    return (await asyncio.get_running_loop().create_connection(Connection, "127.0.0.1", port))[1]
+
+
+async def until_ready(port: int) -> None:
+    connection = await connect(port)
+    while await connection.ask(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n") != 200:
+        await asyncio.sleep(0.05)
+
+
+def requests(texts: int, seed: int = 0) -> list[bytes]:
+    """Requests of short texts, 3 to 40 words each."""
+    rng = random.Random(seed)
+    made = []
+    for _ in range(500):
+        some = [" ".join(rng.choices(WORDS, k=rng.randint(3, 40))) for _ in range(texts)]
+        body = json.dumps({"text": some[0]} if texts == 1 else {"texts": some}).encode()
+        head = f"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        made.append(head.encode() + body)
+    return made
+
+
+async def closed_loop(port: int, clients: int, seconds: float, texts: int) -> dict[str, Any]:
+    """`clients` connections, each sending as soon as it was answered."""
+    made, codes, took = requests(texts), Counter[int](), list[float]()
+    end = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        connection, place = await connect(port), number * 37
+        while (began := time.perf_counter()) < end:
+            place += 1
+            codes[await connection.ask(made[place % len(made)])] += 1
+            took.append(time.perf_counter() - began)
+
+    began = time.perf_counter()
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    return {"per_second": len(took) / (time.perf_counter() - began), "codes": codes, **quantiles(took)}
+
+
+async def open_loop(port: int, rate: float, seconds: float, texts: int) -> dict[str, Any]:
+    """Requests on schedule, each on a connection that is free, or on a new one."""
+    made, codes, took = requests(texts), Counter[int](), list[float]()
+    free: list[Connection] = []
+    tasks: set[asyncio.Task[None]] = set()
+    unsent = 0
+
+    async def one(request: bytes) -> None:
+        connection = free.pop() if free else await connect(port)
+        began = time.perf_counter()
+        code = await connection.ask(request)
+        codes[code] += 1
+        if code == 200:
+            took.append(time.perf_counter() - began)
+        if code:
+            free.append(connection)
+
+    began = time.perf_counter()
+    due = sent = 0
+    while (now := time.perf_counter() - began) < seconds:
+        due = int(now * rate)
+        while sent < due:
+            sent += 1
+            if len(tasks) >= MOST_CONNECTIONS:
+                unsent += 1
+                continue
+            task = asyncio.create_task(one(made[sent % len(made)]))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
+        await asyncio.sleep(0.001)
+    await asyncio.gather(*tasks)
+    lasted = time.perf_counter() - began
+    offered = (sent - unsent) / seconds
+    return {"offered_per_second": offered, "unsent": unsent, "seconds": lasted, "codes": codes, **quantiles(took)}
+
+
+def quantiles(took: list[float]) -> dict[str, Any]:
+    if len(took) < 2:
+        return {"p50_ms": None, "p99_ms": None}
+    cuts = statistics.quantiles(took, n=100)
+    return {"p50_ms": 1000 * cuts[49], "p99_ms": 1000 * cuts[98]}
+
+
+def load(loop: str, *arguments: float) -> dict[str, Any]:
+    """Run a loop in a process of its own, so that it does not share the bench's."""
+    words = [sys.executable, __file__, "--loop", json.dumps([loop, *arguments])]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def resident(pid: int) -> float:
+    """The memory of a process, in MiB."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def batching(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The same closed loop with and without batches, in turns."""
+    found: dict[str, list[dict[str, Any]]] = {"batching": [], "single": []}
+    with served(run, *options.flags) as (together, _), served(run, *options.flags, "--batch-tokens", "1") as (alone, _):
+        for port in (together, alone):
+            load("closed_loop", port, options.clients, 2, 1)  # warm up
+        for _ in range(options.rounds):
+            for name, port in (("batching", together), ("single", alone)):
+                found[name].append(load("closed_loop", port, options.clients, options.seconds, 1))
+    result: dict[str, Any] = {"clients": options.clients}
+    for name, rounds in found.items():
+        result[name] = {key: statistics.median(r[key] for r in rounds) for key in ("per_second", "p50_ms", "p99_ms")}
+        result[name]["codes"] = sum((Counter(r["codes"]) for r in rounds), Counter())
+    result["throughput_ratio"] = result["batching"]["per_second"] / result["single"]["per_second"]
+    result["p99_ratio"] = result["batching"]["p99_ms"] / result["single"]["p99_ms"]
+    return result
+
+
+def overload(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Ten times what the service can do; then what it does at once afterwards."""
+    with served(run, *options.flags) as (port, pid):
+        before = load("closed_loop", port, 8, options.seconds, OVERLOAD_TEXTS)
+        memory = [resident(pid)]
+        rounds = []
+        for _ in range(options.rounds):
+            rounds.append(load("open_loop", port, OVERLOAD * before["per_second"], options.seconds, OVERLOAD_TEXTS))
+            memory.append(resident(pid))
+        after = load("closed_loop", port, 8, options.seconds, OVERLOAD_TEXTS)
+    codes = sum((Counter(r["codes"]) for r in rounds), Counter[str]())
+    return {
+        "texts_per_request": OVERLOAD_TEXTS, "capacity_per_second": before["per_second"],
+        "offered_per_second": [r["offered_per_second"] for r in rounds], "unsent": sum(r["unsent"] for r in rounds),
+        "codes": codes, "only_200_and_503": set(codes) <= {"200", "503"},
+        "accepted_per_second": codes["200"] / sum(r["seconds"] for r in rounds),
+        "p50_ms": statistics.median(r["p50_ms"] for r in rounds), "p99_ms": max(r["p99_ms"] for r in rounds),
+        "resident_mib": memory, "recovered": after["per_second"] / before["per_second"], "codes_after": after["codes"],
+    }  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run", nargs="?", type=Path)
+    parser.add_argument("--seconds", type=float, default=10, help="of each round")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--clients", type=int, default=32)
+    parser.add_argument("--flags", type=str.split, default=[], help="further flags for the server, in one word")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--loop", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.loop:
+        name, port, *rest = json.loads(options.loop)
+        print(json.dumps(asyncio.run({"closed_loop": closed_loop, "open_loop": open_loop}[name](port, *rest))))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        run = options.run or make_run(Path(folder))
+        result = {"batching": batching(run, options), "overload": overload(run, options)}
+    if options.json:
+        print(json.dumps(result, indent=2))
+        return
+    both, over = result["batching"], result["overload"]
+    for name in ("batching", "single"):
+        print(f"{name:9} {both[name]['per_second']:7.0f} requests/s  p50 {both[name]['p50_ms']:6.1f} ms  "
+              f"p99 {both[name]['p99_ms']:6.1f} ms  {dict(both[name]['codes'])}")  # fmt: skip
+    print(f"batching: {both['throughput_ratio']:.2f}x the throughput at {both['p99_ratio']:.2f}x the p99")
+    print(f"overload: {over['capacity_per_second']:.0f} requests/s can be answered, {over['offered_per_second']} came: "
+          f"{dict(over['codes'])}, p99 of the accepted {over['p99_ms']:.0f} ms, memory {over['resident_mib']} MiB, "
+          f"then {over['recovered']:.2f} of the capacity before, {dict(over['codes_after'])}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
