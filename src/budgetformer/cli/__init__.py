@@ -44,7 +44,9 @@ def main() -> None:
 
 # Verbs register themselves on `app`.
 from budgetformer.cli import bench as _bench  # noqa: E402, F401
+from budgetformer.cli import calibrate as _calibrate  # noqa: E402, F401
 from budgetformer.cli import check as _check  # noqa: E402, F401
 from budgetformer.cli import cost as _cost  # noqa: E402, F401
 from budgetformer.cli import eval as _eval  # noqa: E402, F401
+from budgetformer.cli import freeze as _freeze  # noqa: E402, F401
 from budgetformer.cli import train as _train  # noqa: E402, F401

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,8 +21,10 @@ from safetensors.torch import load_file
 from budgetformer.data import DataSet, DataSource, load_tokenizer
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_model, summarize
-from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
+from budgetformer.retrofit import load_model
+from budgetformer.training.base import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.card import write_card
 from budgetformer.training.checkpoint import (
     check_identity,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "max:0.5", "full")
+RANKED_DIALS = ("mean:0.125", "mean:0.25", "mean:0.5", "mean:0.75", "fixed:0.25", "fixed:0.5", "full")
 _CURVE_ROWS = 2000  # of the final split, for each position of the dial
 _HARDEST = 12
 _LOOKED_AT = 64  # rows whose predictions must be the same after saving and loading
@@ -63,17 +66,31 @@ def train(
     say = _teller(accelerator)
     with accelerator.main_process_first():
         prepared = prepare(source, recipe, folder, say)
-    ours = _train_one(prepared, recipe, folder, seed, accelerator, resume, tensorboard, say)
-    twin = None
-    if with_baseline and recipe.model.get("allocator") != "all":
+    options = (seed, accelerator, resume, tensorboard, say)
+    if recipe.base is not None:
+        ours, twin = _train_base(prepared, recipe, folder, options)
+    else:
+        ours, twin = _train_one(prepared, recipe, folder, *options), None
+    if with_baseline and recipe.base is None and recipe.model.get("allocator") != "all":
         say("the dense twin, on the same data in the same order:")
         dense = replace(recipe, model={**_without_gates(recipe.model), "allocator": "all"})
-        twin = _train_one(prepared, dense, folder / "baseline", seed, accelerator, resume, tensorboard, say)
+        twin = _train_one(prepared, dense, folder / "baseline", *options)
     result: dict[str, Any] = {}
     if accelerator.is_main_process:
         result = _compare(prepared, folder, ours, twin)
     accelerator.wait_for_everyone()
     return result
+
+
+def _train_base(prepared: Prepared, recipe: Recipe, folder: Path, options: Any) -> list[Outcome | None]:
+    """Fine-tune the base with all heads into baseline/, then train budgets from there: both outcomes, ours first."""
+    dense, twin, say = None, None, options[-1]
+    if recipe.dense_epochs:
+        say(f"{recipe.base} with all heads:")
+        dense, plain = folder / "baseline", dense_recipe(recipe)
+        twin = _train_one(prepared, plain, dense, *options, build=lambda: build_dense(prepared, plain))
+        say("with head budgets, from there:")
+    return [_train_one(prepared, recipe, folder, *options, build=lambda: build_budgeted(prepared, recipe, dense)), twin]
 
 
 def _without_gates(options: Any) -> dict[str, Any]:
@@ -115,8 +132,12 @@ def _train_one(
     resume: bool,
     tensorboard: bool,
     say: Any,
+    build: Callable[[], Built] | None = None,
 ) -> Outcome | None:
-    """Train one model and finish its directory; what it did on the final split, on the main process."""
+    """Train one model and finish its directory; what it did on the final split, on the main process.
+
+    `build` makes the model and, perhaps, logits for it to learn from; by default the recipe's own, from scratch.
+    """
     record_file = folder / "run.json"
     identity = _identity(prepared, recipe, seed)
     if resume and record_file.exists():
@@ -128,10 +149,11 @@ def _train_one(
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    model = BudgetFormerForSequenceClassification(make_config(prepared, recipe))
+    scratch = lambda: (BudgetFormerForSequenceClassification(make_config(prepared, recipe)), None)  # noqa: E731
+    model, teacher = (build or scratch)()
     fit = Fit(
         model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity,
-        seed=seed, accelerator=accelerator, tensorboard=tensorboard,
+        seed=seed, accelerator=accelerator, tensorboard=tensorboard, teacher=teacher,
     )  # fmt: skip
     record = {**_record(prepared, recipe, model, seed, folder), "identity": identity}
     if accelerator.is_main_process:
@@ -180,8 +202,9 @@ def _finish(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> Outco
     write_directory(last, fit.save_model)
     chosen = fit.checkpoints.best(fit.state) if recipe.keep == "best" else last
     if recipe.keep == "best":
-        fit.model.load_state_dict(load_file(chosen / "model.safetensors"))
-        fit.model.config.training_progress = BudgetFormerConfig.from_pretrained(chosen).training_progress
+        partial = getattr(fit.model.config, "delta", False)  # the rest of the weights never changed
+        fit.model.load_state_dict(load_file(chosen / "model.safetensors"), strict=not partial)
+        fit.model.config.training_progress = type(fit.model.config).from_pretrained(chosen).training_progress
     for file in ("model.safetensors", "config.json"):  # the config last: it makes the directory a model
         with explained(folder / file):
             staged = folder / f".{file}.tmp"
@@ -196,7 +219,7 @@ def _finish(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> Outco
 
 def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> None:
     """The saved directory alone must give the same predictions, from text to logits."""
-    loaded = BudgetFormerForSequenceClassification.from_pretrained(folder, device_map={"": model.device})
+    loaded = load_model(folder).to(model.device)
     tokenizer = load_tokenizer(folder, offline=True)
     validation = prepared.splits["validation"]
     rows = np.arange(min(_LOOKED_AT, len(validation)))
@@ -224,7 +247,7 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     dials = []
     if model.config.allocator != "all":
         few = prepared.splits[final].first(_CURVE_ROWS)
-        for dial in ("learned", *DIALS):
+        for dial in ("learned", *(RANKED_DIALS if model.config.allocator in ("ranked", "order") else DIALS)):
             dials.append(_point(summarize(run_model(model, few, dial), few, model.config, split=final, dial=dial)))
     write_json(
         folder / "evaluation.json",
@@ -242,7 +265,7 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
 
 
 def _outcome_again(prepared: Prepared, folder: Path) -> Outcome:
-    model = BudgetFormerForSequenceClassification.from_pretrained(folder)
+    model = load_model(folder)
     return run_model(model, prepared.splits[prepared.final])
 
 
@@ -367,6 +390,6 @@ def load_run(folder: Path) -> tuple[BudgetFormerForSequenceClassification, PreTr
     record = read_json(folder / "run.json", "give the directory of a run")
     if not (folder / "config.json").exists():
         raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
-    model = BudgetFormerForSequenceClassification.from_pretrained(folder)
+    model = load_model(folder)
     model.train(False)
     return model, load_tokenizer(folder, offline=True), record

@@ -1,0 +1,17 @@
+"""Head budgets for a pretrained encoder."""
+
+from budgetformer.retrofit.attention import SUPPORTED
+from budgetformer.retrofit.configuration import RetrofitConfig
+from budgetformer.retrofit.model import BudgetedClassifier, base_hash, load_base, load_model, retrofit
+from budgetformer.retrofit.ranking import rank_heads
+
+__all__ = [
+    "SUPPORTED",
+    "BudgetedClassifier",
+    "RetrofitConfig",
+    "base_hash",
+    "load_base",
+    "load_model",
+    "rank_heads",
+    "retrofit",
+]
