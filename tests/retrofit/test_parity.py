@@ -81,6 +81,14 @@ def test_whole_models_save_reload_and_go_back_to_plain(kind: str, tmp_path) -> N
     assert all(torch.equal(after[name], before[name]) for name in before)
 
 
+def test_the_papers_gates_reload_too(tmp_path) -> None:
+    model = retrofit(tiny("bert"), allocator="learned")
+    model.save_pretrained(tmp_path)
+    ids, mask = ragged()
+    with torch.no_grad():
+        assert torch.equal(BudgetedClassifier.from_pretrained(tmp_path)(ids, mask).logits, model(ids, mask).logits)
+
+
 def test_attention_maps_can_be_asked_for() -> None:
     for kind in ("bert", "modernbert"):
         original = tiny(kind, attn_implementation="eager")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+
+from budgetformer.data import train_tokenizer
+from tests.training.toy import BAD, GOOD, REST
 
 KINDS = ("bert", "roberta", "distilbert", "electra", "xlm-roberta", "modernbert")
 VOCAB, HEADS, LAYERS, WIDTH = 90, 4, 3, 32
@@ -37,6 +41,15 @@ def tiny(kind: str, **changes: Any) -> PreTrainedModel:
         shape["embedding_size"] = 16
     torch.manual_seed(3)
     return AutoModelForSequenceClassification.from_config(AutoConfig.for_model(kind, **(shape | changes))).eval()
+
+
+def save_base(folder: Path, kind: str = "bert", **changes: Any) -> Path:
+    """A tiny encoder on disk with a tokenizer for the toy reviews."""
+    words = [*GOOD, *BAD, *REST, *map(str, range(10))]
+    tokenizer = train_tokenizer([" ".join(words)], vocab_size=VOCAB + 40)
+    tiny(kind, vocab_size=len(tokenizer), initializer_range=0.1, num_labels=2, **changes).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
 
 
 def ragged(batch: int = 5, length: int = 23) -> tuple[torch.Tensor, torch.Tensor]:

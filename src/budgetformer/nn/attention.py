@@ -95,4 +95,5 @@ class BudgetedAttention(nn.Module):
             scores = scores.masked_fill(~near_NN, float("-inf"))
         if mask_BN is not None:
             scores = scores.masked_fill(~mask_BN[:, None, None, :], float("-inf"))
-        return scores.softmax(dim=-1)
+        maps = scores.softmax(dim=-1)
+        return maps if near_NN is None else maps.nan_to_num(0.0)  # padding may have no real token near it

@@ -36,7 +36,7 @@ class Cut(Dial):
     """A dial made out for one layer, given the static scores of all."""
 
     threshold: Tensor | float = float("-inf")  # a number, or (B, 1)
-    quota: int | None = None  # heads of this layer above the static threshold, where the dial limits their number
+    quota: int = 0  # for fixed and max: the heads of this layer that the static order keeps
 
 
 def thresholds(scores_LH: Tensor) -> Tensor:
@@ -91,7 +91,8 @@ class RankedHeads(HeadAllocator):
         static = self.score.float().expand(x_BND.shape[0], -1)
         if self.scorer is None:
             return static
-        return static + self.scorer((pool(x_BND, mask_BN) - self.centre.float()) / self.scale.float())
+        added: Tensor = self.scorer((pool(x_BND, mask_BN) - self.centre.float()) / self.scale.float())
+        return static + added
 
     def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
         cut = dial if isinstance(dial, Cut) else make_cuts(dial or Dial(), self.score[None], None)[0]

@@ -155,9 +155,9 @@ def replace_attention(model: nn.Module, make: Callable[[int], HeadAllocator], ga
 
 def join_heads(site: Site, heads: int) -> tuple[Tensor, Tensor]:
     """The weights of q, k and v with rows head by head, its q, k, v; a missing bias is zero."""
-    weights = torch.stack([w.detach().unflatten(0, (heads, -1)) for w, _ in (site.q, site.k, site.v)], dim=1)
+    weights = torch.stack([w.detach().view(heads, -1, w.shape[1]) for w, _ in (site.q, site.k, site.v)], dim=1)
     pieces = [torch.zeros_like(w[:, 0]) if b is None else b for w, b in (site.q, site.k, site.v)]
-    biases = torch.stack([b.detach().unflatten(0, (heads, -1)) for b in pieces], dim=1)
+    biases = torch.stack([b.detach().view(heads, -1) for b in pieces], dim=1)
     return weights.flatten(0, 2).contiguous(), biases.flatten().contiguous()
 
 
@@ -191,8 +191,8 @@ def restore_attention(model: nn.Module, plain: nn.Module) -> None:
     assert not unexpected, unexpected
     with torch.no_grad():
         for (_, _, module), site in zip(_retrofitted(model), sites, strict=True):
-            weights = module.core.qkv.weight.unflatten(0, (module.core.num_heads, 3, -1))
-            biases = module.core.qkv.bias.unflatten(0, (module.core.num_heads, 3, -1))
+            weights = module.core.qkv.weight.view(module.core.num_heads, 3, -1, site.out.weight.shape[0])
+            biases = module.core.qkv.bias.view(module.core.num_heads, 3, -1)
             for number, (weight, bias) in enumerate((site.q, site.k, site.v)):
                 weight.copy_(weights[:, number].flatten(0, 1))
                 if bias is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -57,6 +58,8 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
         if config.kept_heads is not None:
             freeze_attention(model, config.kept_heads)
         self.model = model
+        found = [m.core.allocator for m in model.modules() if isinstance(m, RetrofitAttention)]
+        self.gates = [gate for gate in found if isinstance(gate, RankedHeads)]  # first layer first
         self.exploration = config.part(Exploration)
         self.objective = config.part(Objective)
         if given or self.device.type != "meta":
@@ -66,12 +69,6 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
         if not config.learn_order:
             for gate in self.gates:
                 gate.score.requires_grad_(False)
-
-    @property
-    def gates(self) -> list[RankedHeads]:
-        """The ranked gates, first layer first; none where another allocator is used."""
-        found = [m.core.allocator for m in self.model.modules() if isinstance(m, RetrofitAttention)]
-        return [gate for gate in found if isinstance(gate, RankedHeads)]
 
     @property
     def order(self) -> Tensor:
@@ -271,9 +268,9 @@ def _make_gate(config: RetrofitConfig) -> HeadAllocator:
     match config.allocator:
         case "learned":
             gate = LearnedHeads(width, heads, config.part(Exploration), config.part(Selection))
-            first = torch.tensor(_first_budget(heads))
+            first = _first_budget(heads)
             nn.init.zeros_(gate.budget_net[2].weight)
-            nn.init.constant_(gate.budget_net[2].bias, float(first.logit()))
+            nn.init.constant_(gate.budget_net[2].bias, math.log(first / (1 - first)))
             nn.init.zeros_(gate.scorer.weight)
             nn.init.zeros_(gate.scorer.bias)
             return gate

@@ -68,6 +68,7 @@ def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
         if gate.scorer is not None:
             pooled_RD = torch.cat(found)
             gate.centre.copy_(pooled_RD.mean(dim=0))
-            gate.scale.copy_((pooled_RD - gate.centre).norm(dim=1).mean().clamp(min=1e-6))
+            size = (pooled_RD - gate.centre).norm(dim=1).mean().clamp(min=1e-6)
+            gate.scale.copy_(size * len(gate.centre) ** 0.5)  # so that it learns no faster than static scores
     model.train(was_training)
     return total / max(1, len(encoded)) / total.norm(dim=1, keepdim=True).clamp(min=float(np.finfo(np.float32).tiny))
