@@ -103,7 +103,7 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
 
 
 def resumed(data: DataSource, chosen: Recipe, folder: Path, seed: int) -> None:
-    train(data, chosen, folder, seed=seed, resume=(folder / "run.json").exists())
+    train(data, chosen, folder, seed=seed, resume=True)
 
 
 def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:

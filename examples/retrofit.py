@@ -13,7 +13,7 @@ from budgetformer.training.run import load_run, train
 
 base, data = sys.argv[1:]
 run = Path("runs/retrofit")
-train(DataSource(data), Recipe.make(base=base), run, resume=run.exists())
+train(DataSource(data), Recipe.make(base=base), run, resume=True)
 
 model, tokenizer, record = load_run(run)
 reviews = open_data(DataSource(data))

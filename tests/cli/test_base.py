@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from tests.retrofit.tiny import save_base, tiny
 from tests.training.toy import write_reviews
 from transformers import AutoConfig, AutoModelForSequenceClassification
@@ -81,7 +82,7 @@ def test_calibrated_points_are_names_for_eval(
     assert command("eval", run, held_out, "--budget", "max-drop-100", "--json") == 0
     assert json.loads(capsys.readouterr().out)["evaluations"][0]["dial"] == "mean:0.1"
     assert command("calibrate", run, held_out) == 0
-    assert "against all heads" in capsys.readouterr().out
+    assert "mean:0.25" in capsys.readouterr().out
     assert command("calibrate", run, held_out, "--max-drop", "1") == 0
     assert command("eval", run, held_out, "--budget", "cheap") == 2
     assert "or one of this run's points: max-drop-1" in capsys.readouterr().err
@@ -153,15 +154,38 @@ def test_wrong_bases_are_named(
     (tmp_path / "other.csv").write_text(lines)
     for number, (data, words, code, message) in enumerate((
         (reviews, ["--base", tmp_path / "gpt"], 4, "the architecture 'gpt2' is not supported: retrofit takes bert"),
-        (reviews, ["--base", tmp_path / "none"], 4, "no tokenizer can be loaded"),
-        (reviews, ["--base", tmp_path / "short"], 2, "exceeds max_position_embeddings=16"),
+        (reviews, ["--base", tmp_path / "none"], 4, "none' cannot be loaded"),
+        (reviews, ["--base", tmp_path / "short"], 2, "the base has 16 positions: lower --max-length"),
         (reviews, ["--base", base, "--preset", "tiny"], 2, "the preset base is for --base, and only it"),
         (reviews, ["--preset", "base"], 2, "the preset base is for --base, and only it"),
         (reviews, ["--delta"], 2, "goes with --base"),
         (reviews, ["--base", base, "--set", "dense_epochs=-1"], 2, "dense_epochs=-1: give a whole number"),
         (reviews, ["--base", base, "--set", "ranking=best"], 2, "ranking='best': give one of importance, random"),
-        (reviews, ["--base", base, "--set", "model.target_budget=2"], 2, "target_budget=2: give fractions"),
+        (reviews, ["--base", base, "--set", "model.target_budget=2", "--max-length", "32"], 2, "target_budget=2: give fractions"),
+        (reviews, ["--base", base, "--set", "model.hidden_size=8"], 2, "hidden_size=8: it is the base's, 32"),
         (tmp_path / "other.csv", ["--base", run / "baseline"], 4, "has the labels neg, pos, and these are wanted"),
     )):  # fmt: skip
         assert command("train", data, *words, "-o", tmp_path / f"run{number}") == code, words
         assert message in capsys.readouterr().err, words
+
+
+def test_an_encoder_without_a_classifier_is_not_fine_tuned(
+    reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = save_base(tmp_path / "base")
+    tensors = {k: v for k, v in load_file(base / "model.safetensors").items() if "classifier" not in k}
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    words = ["--set", "dense_epochs=0", "--max-length", "32"]
+    assert command("train", reviews, "--base", base, "-o", tmp_path / "run", *words) == 2
+    assert "dense_epochs=0 is for a base that is fine-tuned already" in capsys.readouterr().err
+
+
+def test_a_run_that_stopped_in_its_dense_part_goes_on(reviews: Path, base: Path, tmp_path: Path) -> None:
+    folder, short = tmp_path / "run", [*FAST, "--epochs", "1", "--set", "dense_epochs=1"]
+    assert command("train", reviews, "--base", base, "-o", folder, *short) == 0
+    finished = (folder / "model.safetensors").read_bytes()
+    for path in [p for p in folder.iterdir() if p.name != "baseline" and not p.name.startswith("tokenizer")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert command("train", reviews, "--base", base, "-o", folder, *short) == 2  # it holds a run already
+    assert command("train", reviews, "--base", base, "-o", folder, *short, "--resume") == 0
+    assert (folder / "model.safetensors").read_bytes() == finished

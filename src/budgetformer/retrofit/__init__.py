@@ -2,7 +2,7 @@
 
 from budgetformer.retrofit.attention import SUPPORTED
 from budgetformer.retrofit.configuration import RetrofitConfig
-from budgetformer.retrofit.model import BudgetedClassifier, base_hash, load_base, load_model, retrofit
+from budgetformer.retrofit.model import BudgetedClassifier, base_hash, load_base, load_model, read_base, retrofit
 from budgetformer.retrofit.ranking import rank_heads
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "load_base",
     "load_model",
     "rank_heads",
+    "read_base",
     "retrofit",
 ]

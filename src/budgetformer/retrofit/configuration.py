@@ -30,7 +30,7 @@ class RetrofitConfig(BudgetFormerConfig):
     delta: bool = False
     kept_heads: list[list[int]] | None = None
 
-    allocator: Literal["ranked", "order", "learned", "all", "given"] = "ranked"  # type: ignore[assignment]
+    allocator: Literal["ranked", "order", "learned", "all", "given"] = "ranked"
     learn_order: bool = True  # False keeps the static order that training began with
     budget_low: float = 0.1  # training draws budgets from here to 1 for half of the samples; 1: draws none
     ramp: float = 0.3  # the progress over which budgets fall from 1 to what is asked for
@@ -79,7 +79,7 @@ class RetrofitConfig(BudgetFormerConfig):
         if kind in ("roberta", "xlm-roberta"):  # the first places are the padding token's
             positions -= base.pad_token_id + 1
         settings = {
-            "base": {**base.to_dict(), "model_type": kind},  # type: ignore[no-untyped-call]
+            "base": {**base.to_dict(), "model_type": kind},
             "vocab_size": base.vocab_size,
             "hidden_size": base.hidden_size,
             "num_hidden_layers": base.num_hidden_layers,
@@ -89,9 +89,14 @@ class RetrofitConfig(BudgetFormerConfig):
             "max_position_embeddings": positions,
             "segment_embeddings": getattr(base, "type_vocab_size", 0) > 1,
             "pad_token_id": base.pad_token_id,
+        }
+        if fixed := [key for key in options if key in settings]:
+            raise UsageError(
+                f"{fixed[0]}={options[fixed[0]]!r}: it is the base's, {settings[fixed[0]]!r}; leave it out"
+            )
+        labels = {
             "problem_type": base.problem_type,
             "id2label": dict(base.id2label or {}),
             "label2id": dict(base.label2id or {}),
-            **options,
         }
-        return cls(**settings)
+        return cls(**{**settings, **labels, **options})

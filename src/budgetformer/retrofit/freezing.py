@@ -29,8 +29,10 @@ def freeze(model: BudgetFormerForSequenceClassification, budget: float) -> PreTr
         return model.plain()
     threshold = make_cuts(Dial("mean", budget), model.order, None)[0].threshold
     kept = [row.nonzero().flatten().tolist() for row in model.order > threshold]
-    settings = model.config.to_diff_dict()  # type: ignore[no-untyped-call]
+    settings = model.config.to_diff_dict()
     for key in ("model_type", "architectures", "transformers_version", "dtype"):
         settings.pop(key, None)
     config = RetrofitConfig(**{**settings, "allocator": "given", "kept_heads": kept, "delta": False})
-    return BudgetedClassifier(config, model.plain()).train(model.training)
+    frozen = BudgetedClassifier(config, model.plain())
+    frozen.train(model.training)
+    return frozen

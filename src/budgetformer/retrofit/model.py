@@ -6,13 +6,13 @@ import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.modeling import BudgetFormerForSequenceClassification, BudgetFormerOutput, check_weights
@@ -41,10 +41,10 @@ from budgetformer.retrofit.configuration import RetrofitConfig
 class BudgetedClassifier(BudgetFormerForSequenceClassification):
     """A Hugging Face encoder for sequence classification whose attention modules are ours."""
 
-    config: RetrofitConfig  # type: ignore[assignment]
-    config_class = RetrofitConfig
+    config: RetrofitConfig
+    config_class = RetrofitConfig  # type: ignore[assignment]
     base_model_prefix = "model"
-    _no_split_modules = None
+    _no_split_modules: list[str] = []  # noqa: RUF012
 
     def __init__(self, config: RetrofitConfig, model: PreTrainedModel | None = None) -> None:
         super(BudgetFormerForSequenceClassification, self).__init__(config)  # not the parent's own encoder
@@ -76,7 +76,7 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
         return torch.stack([gate.score for gate in self.gates])
 
     def get_input_embeddings(self) -> nn.Module:
-        return self.model.get_input_embeddings()
+        return cast("nn.Module", self.model.get_input_embeddings())
 
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.model.set_input_embeddings(value)
@@ -216,7 +216,8 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
             setattr(base, name, getattr(self.config, name))
         model: PreTrainedModel = AutoModelForSequenceClassification.from_config(base)
         restore_attention(self.model, model)
-        return model.train(self.training)
+        model.train(self.training)
+        return model
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Write the whole model, or the delta where the base was kept as it is."""
@@ -237,7 +238,7 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
         if not config.delta:
             return super().from_pretrained(folder, *args, **{**kwargs, "config": config})
         check_weights(folder)
-        name = moved or config.base_name
+        name = str(moved or config.base_name)
         try:
             base, fresh = load_base(name, config)
         except ModelError as error:
@@ -255,7 +256,8 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
         _, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
         if unexpected:
             raise ModelError(f"{folder}: the delta holds {unexpected[0]!r}, which its base has no place for")
-        return model.eval()
+        model.train(False)
+        return model
 
 
 def _first_budget(heads: int) -> float:
@@ -269,8 +271,9 @@ def _make_gate(config: RetrofitConfig) -> HeadAllocator:
         case "learned":
             gate = LearnedHeads(width, heads, config.part(Exploration), config.part(Selection))
             first = _first_budget(heads)
-            nn.init.zeros_(gate.budget_net[2].weight)
-            nn.init.constant_(gate.budget_net[2].bias, math.log(first / (1 - first)))
+            last = cast("nn.Linear", gate.budget_net[2])
+            nn.init.zeros_(last.weight)
+            nn.init.constant_(last.bias, math.log(first / (1 - first)))
             nn.init.zeros_(gate.scorer.weight)
             nn.init.zeros_(gate.scorer.bias)
             return gate
@@ -290,7 +293,26 @@ def retrofit(model: PreTrainedModel, **options: Any) -> BudgetedClassifier:
         raise UsageError(
             f"{type(model).__name__} has no classifier: load it with AutoModelForSequenceClassification.from_pretrained"
         )
-    return BudgetedClassifier(config, model).train(model.training)
+    budgeted = BudgetedClassifier(config, model)
+    budgeted.train(model.training)
+    return budgeted
+
+
+def read_base(name: str, *, offline: bool = False) -> PreTrainedConfig:
+    """The config of a base that we support; what is wrong with another is said before anything is loaded."""
+    folder = Path(name).expanduser()
+    try:
+        found: PreTrainedConfig = AutoConfig.from_pretrained(
+            str(folder) if folder.is_dir() else name, local_files_only=offline or folder.is_dir()
+        )
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().split("\n")[0]
+        raise ModelError(f"base {name!r} cannot be loaded ({reason}): give a model directory or a hub name") from None
+    if folder.is_dir():
+        check_weights(folder)
+    if not isinstance(found, RetrofitConfig):
+        RetrofitConfig.of(found)
+    return found
 
 
 def load_base(
@@ -302,16 +324,7 @@ def load_base(
     """
     if config is not None:
         labels = {k: getattr(config, k) for k in ("id2label", "label2id", "problem_type")}
-    folder = Path(name).expanduser()
-    where: dict[str, Any] = {"local_files_only": offline or folder.is_dir()}
-    source = str(folder) if folder.is_dir() else name
-    try:
-        found = AutoConfig.from_pretrained(source, **where)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().split("\n")[0]
-        raise ModelError(f"base {name!r} cannot be loaded ({reason}): give a model directory or a hub name") from None
-    if folder.is_dir():
-        check_weights(folder)
+    found, folder = read_base(name, offline=offline), Path(name).expanduser()
     if isinstance(found, RetrofitConfig):
         mine, wanted = found.label_names, list(labels.get("id2label", found.id2label or {}).values())
         if mine != [str(name) for name in wanted]:
@@ -320,10 +333,10 @@ def load_base(
                 f"give the encoder that it was made from ({found.base_name})"
             )
         return BudgetedClassifier.from_pretrained(folder).plain(), []
-    RetrofitConfig.of(found)  # says what is not supported before anything is loaded
     model, info = AutoModelForSequenceClassification.from_pretrained(
-        source, **where, **labels, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
-    )
+        str(folder) if folder.is_dir() else name, local_files_only=offline or folder.is_dir(), **labels,
+        use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
+    )  # fmt: skip
     for parameter in model.parameters():  # the mapped file is not aligned, which changes the last bits of a GEMM
         parameter.data = parameter.data.clone()
     return model, sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
@@ -341,10 +354,9 @@ def base_hash(model: PreTrainedModel, fresh: Sequence[str]) -> str:
 
 def load_model(folder: str | Path) -> BudgetFormerForSequenceClassification:
     """The model of a saved directory, our own or a retrofitted one."""
-    kind = BudgetFormerForSequenceClassification
     if isinstance(AutoConfig.from_pretrained(folder), RetrofitConfig):
-        kind = BudgetedClassifier
-    return kind.from_pretrained(folder)
+        return BudgetedClassifier.from_pretrained(folder)
+    return BudgetFormerForSequenceClassification.from_pretrained(folder)
 
 
 AutoConfig.register(RetrofitConfig.model_type, RetrofitConfig)

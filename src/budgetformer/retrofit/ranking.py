@@ -53,7 +53,7 @@ def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
     for gate in model.gates:
         gate.score.requires_grad_(True)
     total = torch.zeros(config.num_hidden_layers, config.num_attention_heads)
-    model.eval()
+    model.train(False)
     longest = int(encoded.lengths.max(initial=1))
     for chosen in eval_plan(encoded.lengths, token_budget=max(_TOKENS, longest)):
         batch = collate(encoded, chosen, config.pad_token_id or 0).to(device)
@@ -71,4 +71,5 @@ def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
             size = (pooled_RD - gate.centre).norm(dim=1).mean().clamp(min=1e-6)
             gate.scale.copy_(size * len(gate.centre) ** 0.5)  # so that it learns no faster than static scores
     model.train(was_training)
-    return total / max(1, len(encoded)) / total.norm(dim=1, keepdim=True).clamp(min=float(np.finfo(np.float32).tiny))
+    length_L1: Tensor = total.norm(dim=1, keepdim=True)
+    return total / length_L1.clamp(min=float(np.finfo(np.float32).tiny))

@@ -10,7 +10,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluation import Floats, run_model
 from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.retrofit import BudgetedClassifier, RetrofitConfig, base_hash, load_base, rank_heads, retrofit
-from budgetformer.training.prepare import Prepared, check_length, label_options
+from budgetformer.training.prepare import Prepared, label_options
 from budgetformer.training.recipe import Recipe
 
 _NO_GATES = ("allocator", "learn_order", "budget_low", "ramp", "target_budget", "target_weight", "cost_weight")
@@ -27,8 +27,9 @@ def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetedClassifier,
     """The base with a classifier for the data's labels, before fine-tuning."""
     assert recipe.base is not None
     options = label_options(prepared, recipe)
-    labels = {k: options[k] for k in ("id2label", "label2id", "problem_type") if k in options}
-    labels |= {"num_labels": 1} if prepared.data.task == "regression" else {}
+    labels: dict[str, Any] = {k: options[k] for k in ("id2label", "label2id", "problem_type") if k in options}
+    if prepared.data.task == "regression":
+        labels["num_labels"] = 1
     plain, fresh = load_base(recipe.base, offline=prepared.data.source.offline, **labels)
     digest = base_hash(plain, fresh)
     model = retrofit(plain, **_options(options, recipe), base_name=_name(recipe.base), base_sha256=digest,
@@ -65,11 +66,15 @@ def _options(labels: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 
 def _wants_teacher(recipe: Recipe) -> bool:
-    return recipe.model.get("distill_weight", RetrofitConfig.distill_weight) > 0
+    return bool(recipe.model.get("distill_weight", RetrofitConfig.distill_weight))
 
 
 def _check(prepared: Prepared, recipe: Recipe, model: BudgetedClassifier, fresh: list[str]) -> None:
-    check_length(model.config, recipe)
+    if model.config.max_position_embeddings < recipe.max_length:
+        raise UsageError(
+            f"max_length={recipe.max_length}, but the base has {model.config.max_position_embeddings} positions: lower "
+            "--max-length"
+        )
     if len(prepared.tokenizer) > model.config.vocab_size:
         raise ModelError(
             f"the tokenizer has {len(prepared.tokenizer)} pieces and the base {model.config.vocab_size}: they do not "

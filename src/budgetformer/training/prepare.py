@@ -95,17 +95,12 @@ def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
     options["pad_token_id"] = tokenizer.pad_token_id
     options["segment_embeddings"] = data.is_pair and recipe.preset != "paper"
     config = BudgetFormerConfig.preset(recipe.preset, **{**options, **recipe.model})
-    check_length(config, recipe)
-    return config
-
-
-def check_length(config: BudgetFormerConfig, recipe: Recipe) -> None:
-    """Refuse texts that are longer than the model's positions."""
     if config.max_position_embeddings < recipe.max_length:
         raise UsageError(
             f"max_length={recipe.max_length} exceeds max_position_embeddings={config.max_position_embeddings}: "
             "lower the one or raise the other (--set model.max_position_embeddings=...)"
         )
+    return config
 
 
 def _balanced(labels: Any, classes: int, task: str) -> list[float]:

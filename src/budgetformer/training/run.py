@@ -23,7 +23,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_model, summarize
 from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
-from budgetformer.retrofit import load_model
+from budgetformer.retrofit import load_model, read_base
 from budgetformer.training.base import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.card import write_card
 from budgetformer.training.checkpoint import (
@@ -61,6 +61,8 @@ def train(
 ) -> dict[str, Any]:
     """Train into `folder` and return its evaluation. A finished run that is resumed is only read."""
     seed = source.seed if seed is None else seed
+    if recipe.base is not None:
+        read_base(recipe.base, offline=source.offline)
     _claim(folder, resume)
     accelerator = make_accelerator(recipe)
     say = _teller(accelerator)
@@ -88,19 +90,23 @@ def _train_base(prepared: Prepared, recipe: Recipe, folder: Path, options: Any) 
     if recipe.dense_epochs:
         say(f"{recipe.base} with all heads:")
         dense, plain = folder / "baseline", dense_recipe(recipe)
-        twin = _train_one(prepared, plain, dense, *options, build=lambda: build_dense(prepared, plain))
+        twin = _train_one(prepared, plain, dense, *options, lambda: build_dense(prepared, plain))
         say("with head budgets, from there:")
-    return [_train_one(prepared, recipe, folder, *options, build=lambda: build_budgeted(prepared, recipe, dense)), twin]
+    return [_train_one(prepared, recipe, folder, *options, lambda: build_budgeted(prepared, recipe, dense)), twin]
 
 
 def _without_gates(options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in ("allocator", "fixed_budget")}
 
 
+def _begun(folder: Path) -> bool:
+    return any((folder / place / "run.json").exists() for place in (".", "baseline"))  # a base's dense model is first
+
+
 def _claim(folder: Path, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: give a directory for the run with -o")
-    begun = (folder / "run.json").exists()
+    begun = _begun(folder)
     if begun and not resume:
         raise UsageError(f"{folder} holds a run already: continue it with --resume, or give another directory with -o")
     if folder.is_dir() and not begun:  # what an attempt left that failed before it began is not worth keeping
@@ -188,8 +194,9 @@ def _train_one(
 def _identity(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What must be the same for a run to go on. Where the data lies does not matter, only what is in it."""
     elsewhere = ("data", "test", "data_dir", "offline", "quarantine")
+    idle = ("checkpoint_minutes", *(("base", "dense_epochs", "delta", "ranking") if recipe.base is None else ()))
     return {
-        "recipe": {k: v for k, v in recipe.to_json().items() if k != "checkpoint_minutes"},
+        "recipe": {k: v for k, v in recipe.to_json().items() if k not in idle},
         "source": {k: v for k, v in asdict(prepared.data.source).items() if k not in elsewhere},
         "data": prepared.data.fingerprint,
         "seed": seed,
@@ -219,7 +226,8 @@ def _finish(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> Outco
 
 def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> None:
     """The saved directory alone must give the same predictions, from text to logits."""
-    loaded = load_model(folder).to(model.device)
+    loaded = load_model(folder)
+    loaded.to(model.device)  # type: ignore[arg-type]
     tokenizer = load_tokenizer(folder, offline=True)
     validation = prepared.splits["validation"]
     rows = np.arange(min(_LOOKED_AT, len(validation)))
@@ -358,8 +366,7 @@ def train_seeds(
     results = []
     for number in range(seeds):
         seed = source.seed + number
-        begun = (folder / f"seed-{seed}" / "run.json").exists()
-        mine = {**options, "resume": options.get("resume", False) and begun}
+        mine = {**options, "resume": options.get("resume", False) and _begun(folder / f"seed-{seed}")}
         results.append(train(source, recipe, folder / f"seed-{seed}", seed=seed, **mine))
     if not results[0]:
         return results, {}
