@@ -23,6 +23,7 @@ from budgetformer.report import write_whole
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
 _Z95 = 1.959963984540054
 _TIMED = 32  # texts, one by one
+_SECONDS = 10.0  # for all positions together
 
 
 def read_dial(text: str | None, run: Path) -> Dial:
@@ -139,6 +140,6 @@ def _time(model: BudgetFormerForSequenceClassification, encoded: Encoded, dials:
             model(batch.input_ids, token_type_ids=batch.token_type_ids, budget=dial)
 
     with torch.inference_mode():
-        found = take_turns({dial: lambda dial=dial: run(dial) for dial in dials}, seconds=10, least=3, most=20)  # type: ignore[misc]
+        found = take_turns({dial: lambda dial=dial: run(dial) for dial in dials}, seconds=_SECONDS, least=3, most=20)  # type: ignore[misc]
     model.train(was_training)
     return {dial: ms / len(batches) for dial, ms in found.items()}

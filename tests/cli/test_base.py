@@ -13,6 +13,7 @@ from tests.retrofit.tiny import save_base, tiny
 from tests.training.toy import write_reviews
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from budgetformer import calibration
 from budgetformer.cli import main
 from budgetformer.training.run import load_run
 
@@ -68,8 +69,9 @@ def test_a_finished_run_resumes_to_itself(run: Path, reviews: Path, base: Path) 
 
 
 def test_calibrated_points_are_names_for_eval(
-    run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(calibration, "_SECONDS", 0.0)
     asked = ("--max-drop", "100", "--max-cost", "0.6", "--target-ms", "10000")
     assert command("calibrate", run, reviews, *asked, "--json") == 0
     result = json.loads(capsys.readouterr().out)
@@ -161,7 +163,7 @@ def test_wrong_bases_are_named(
         (reviews, ["--delta"], 2, "goes with --base"),
         (reviews, ["--base", base, "--set", "dense_epochs=-1"], 2, "dense_epochs=-1: give a whole number"),
         (reviews, ["--base", base, "--set", "ranking=best"], 2, "ranking='best': give one of importance, random"),
-        (reviews, ["--base", base, "--set", "model.target_budget=2", "--max-length", "32"], 2, "target_budget=2: give fractions"),
+        (reviews, ["--base", base, "--set", "model.target_budget=2"], 2, "target_budget=2: give fractions"),
         (reviews, ["--base", base, "--set", "model.hidden_size=8"], 2, "hidden_size=8: it is the base's, 32"),
         (tmp_path / "other.csv", ["--base", run / "baseline"], 4, "has the labels neg, pos, and these are wanted"),
     )):  # fmt: skip

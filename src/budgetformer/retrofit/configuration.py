@@ -30,14 +30,14 @@ class RetrofitConfig(BudgetFormerConfig):
     delta: bool = False
     kept_heads: list[list[int]] | None = None
 
-    allocator: Literal["ranked", "order", "learned", "all", "given"] = "ranked"
+    allocator: Literal["ranked", "order", "learned", "all", "given"] = "ranked"  # type: ignore[assignment]
     learn_order: bool = True  # False keeps the static order that training began with
     budget_low: float = 0.1  # training draws budgets from here to 1 for half of the samples; 1: draws none
     ramp: float = 0.3  # the progress over which budgets fall from 1 to what is asked for
     distill_weight: float = 1.0  # of the distance to the dense model's logits, where they are given
     distill_temperature: float = 2.0
 
-    target_budget: float | None = 0.5  # type: ignore[assignment]
+    target_budget: float | None = 0.5
     min_heads: int = 0
     rounding: Literal["floor", "round", "ceil"] = "round"
     sigma_max: float = 0.0
@@ -90,10 +90,8 @@ class RetrofitConfig(BudgetFormerConfig):
             "segment_embeddings": getattr(base, "type_vocab_size", 0) > 1,
             "pad_token_id": base.pad_token_id,
         }
-        if fixed := [key for key in options if key in settings]:
-            raise UsageError(
-                f"{fixed[0]}={options[fixed[0]]!r}: it is the base's, {settings[fixed[0]]!r}; leave it out"
-            )
+        for key in options.keys() & settings.keys():
+            raise UsageError(f"{key}={options[key]!r}: it is the base's, {settings[key]!r}; leave it out")
         labels = {
             "problem_type": base.problem_type,
             "id2label": dict(base.id2label or {}),

@@ -298,8 +298,8 @@ def retrofit(model: PreTrainedModel, **options: Any) -> BudgetedClassifier:
     return budgeted
 
 
-def read_base(name: str, *, offline: bool = False) -> PreTrainedConfig:
-    """The config of a base that we support; what is wrong with another is said before anything is loaded."""
+def read_base(name: str, *, offline: bool = False, **options: Any) -> PreTrainedConfig:
+    """The config of a base; what is wrong with it, or with the options, is said before anything is loaded."""
     folder = Path(name).expanduser()
     try:
         found: PreTrainedConfig = AutoConfig.from_pretrained(
@@ -310,8 +310,7 @@ def read_base(name: str, *, offline: bool = False) -> PreTrainedConfig:
         raise ModelError(f"base {name!r} cannot be loaded ({reason}): give a model directory or a hub name") from None
     if folder.is_dir():
         check_weights(folder)
-    if not isinstance(found, RetrofitConfig):
-        RetrofitConfig.of(found)
+    RetrofitConfig.of(found.base_config if isinstance(found, RetrofitConfig) else found, **options)
     return found
 
 

@@ -46,6 +46,7 @@ DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "ma
 RANKED_DIALS = ("mean:0.125", "mean:0.25", "mean:0.5", "mean:0.75", "fixed:0.25", "fixed:0.5", "full")
 _CURVE_ROWS = 2000  # of the final split, for each position of the dial
 _HARDEST = 12
+_Options = tuple[int, Accelerator, bool, bool, Any]  # seed, accelerator, resume, tensorboard, say
 _LOOKED_AT = 64  # rows whose predictions must be the same after saving and loading
 
 
@@ -62,7 +63,7 @@ def train(
     """Train into `folder` and return its evaluation. A finished run that is resumed is only read."""
     seed = source.seed if seed is None else seed
     if recipe.base is not None:
-        read_base(recipe.base, offline=source.offline)
+        read_base(recipe.base, offline=source.offline, **recipe.model)
     _claim(folder, resume)
     accelerator = make_accelerator(recipe)
     say = _teller(accelerator)
@@ -84,7 +85,7 @@ def train(
     return result
 
 
-def _train_base(prepared: Prepared, recipe: Recipe, folder: Path, options: Any) -> list[Outcome | None]:
+def _train_base(prepared: Prepared, recipe: Recipe, folder: Path, options: _Options) -> list[Outcome | None]:
     """Fine-tune the base with all heads into baseline/, then train budgets from there: both outcomes, ours first."""
     dense, twin, say = None, None, options[-1]
     if recipe.dense_epochs:
@@ -140,10 +141,7 @@ def _train_one(
     say: Any,
     build: Callable[[], Built] | None = None,
 ) -> Outcome | None:
-    """Train one model and finish its directory; what it did on the final split, on the main process.
-
-    `build` makes the model and, perhaps, logits for it to learn from; by default the recipe's own, from scratch.
-    """
+    """Train the recipe's model, or what `build` gives, and finish its directory: its outcome, on the main process."""
     record_file = folder / "run.json"
     identity = _identity(prepared, recipe, seed)
     if resume and record_file.exists():
@@ -155,8 +153,7 @@ def _train_one(
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    scratch = lambda: (BudgetFormerForSequenceClassification(make_config(prepared, recipe)), None)  # noqa: E731
-    model, teacher = (build or scratch)()
+    model, teacher = build() if build else (BudgetFormerForSequenceClassification(make_config(prepared, recipe)), None)
     fit = Fit(
         model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity,
         seed=seed, accelerator=accelerator, tensorboard=tensorboard, teacher=teacher,
