@@ -22,7 +22,6 @@ _FOREIGN_KEYS = frozenset(
     "per_layer_config bos_token_id eos_token_id sep_token_id cls_token_id task_specific_params use_cache "
     "quantization_config tie_word_embeddings".split()
 )
-_ALLOCATORS = ("learned", "all", "fixed", "random", "static")
 _SHAPES = {
     "tiny": {
         "hidden_size": 64,
@@ -53,6 +52,7 @@ class BudgetFormerConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "budgetformer"
+    allocators: ClassVar[tuple[str, ...]] = ("learned", "all", "fixed", "random", "static")
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["loss_parts", "allocations", "attentions"]
 
     vocab_size: int = 30522
@@ -130,8 +130,8 @@ class BudgetFormerConfig(PreTrainedConfig):
             raise UsageError(f"hidden_act={self.hidden_act!r}: give relu or gelu")
         if not 0 <= self.training_progress <= 1:
             raise UsageError(f"training_progress={self.training_progress}: it is t/T, give a number in [0, 1]")
-        if self.allocator not in _ALLOCATORS:
-            raise UsageError(f"allocator={self.allocator!r}: give one of {', '.join(_ALLOCATORS)}")
+        if self.allocator not in self.allocators:
+            raise UsageError(f"allocator={self.allocator!r}: give one of {', '.join(self.allocators)}")
         if (self.allocator == "fixed") != (self.fixed_budget is not None):
             raise UsageError(
                 f"allocator={self.allocator!r} with fixed_budget={self.fixed_budget}: they go together, "

@@ -276,7 +276,7 @@ def model_shape(config: BudgetFormerConfig) -> ModelShape:
         inner=config.intermediate_size,
         labels=config.labels,
         budget_net=config.allocator in ("learned", "random"),
-        scorer=config.allocator in ("learned", "fixed"),
+        scorer=config.allocator in ("learned", "fixed", "ranked"),
     )
 
 

@@ -44,11 +44,13 @@ def main() -> None:
 
 # Verbs register themselves on `app`.
 from budgetformer.cli import bench as _bench  # noqa: E402, F401
+from budgetformer.cli import calibrate as _calibrate  # noqa: E402, F401
 from budgetformer.cli import check as _check  # noqa: E402, F401
 from budgetformer.cli import cost as _cost  # noqa: E402, F401
 from budgetformer.cli import eval as _eval  # noqa: E402, F401
 from budgetformer.cli import explain as _explain  # noqa: E402, F401
 from budgetformer.cli import export as _export  # noqa: E402, F401
+from budgetformer.cli import freeze as _freeze  # noqa: E402, F401
 from budgetformer.cli import predict as _predict  # noqa: E402, F401
 from budgetformer.cli import reproduce as _reproduce  # noqa: E402, F401
 from budgetformer.cli import serve as _serve  # noqa: E402, F401

@@ -24,24 +24,21 @@ def evaluate(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
     split: Annotated[str | None, typer.Option(help="Which split of DATA (default: test, or the only one).")] = None,
     budget: Annotated[
-        list[str] | None, typer.Option(help="learned, full, fixed:X, max:X; several sweep the dial.")
+        list[str] | None, typer.Option(help="learned, full, fixed:X, max:X, mean:X, or a calibrated point.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Evaluate RUN on labelled DATA: quality, heads and cost, against its dense twin if it has one."""
+    from budgetformer.calibration import read_dial
     from budgetformer.cli.show import print_evaluations, print_json, quiet_libraries
     from budgetformer.data import encode
     from budgetformer.evaluation import mcnemar, right, run_model, summarize
-    from budgetformer.nn.allocation import Dial
     from budgetformer.training.run import load_run, with_texts
 
     quiet_libraries()
-    dials = [str(Dial.parse(text)) for text in budget or ["learned"]]
+    dials = [str(read_dial(text, run)) for text in budget or ["learned"]]
     model, tokenizer, record = load_run(run)
-    task = {"single_label_classification": "single", "multi_label_classification": "multi"}.get(
-        record["task"], "regression"
-    )
-    data, name = _held_out(source, split, task, record)
+    data, name = held_out(source, split, record)
     print(data.columns_chosen, *(f"warning: {w}" for w in data.warnings), sep="\n", file=sys.stderr)
     encoded = encode(data.splits[name], data, tokenizer, record["max_length"])
     evaluations, outcomes = [], []
@@ -72,15 +69,18 @@ def evaluate(
         print(f"At {dials[0]}, BudgetFormer is {result['versus_baseline']['verdict']}.")
 
 
-def _held_out(source: DataSource, split: str | None, task: str, record: dict[str, Any]) -> tuple[DataSet, str]:
+def held_out(source: DataSource, split: str | None, record: dict[str, Any], own: str = "test") -> tuple[DataSet, str]:
     """The rows to evaluate on, read as the run read its own; of the run's own data, those it kept back."""
     from budgetformer.data import open_data
     from budgetformer.data.held_out import open_held_out
 
+    task = {"single_label_classification": "single", "multi_label_classification": "multi"}.get(
+        record["task"], "regression"
+    )
     trained = record["data"]
     if source.data == trained["data"] and split is None:
         data = open_data(DataSource(**trained))
-        return data, "test" if "test" in data.splits else "validation"
+        return data, own if own in data.splits else "validation"
     names = ("text", "text_pair", "label", "label_separator")
     columns = {key: getattr(source, key) or trained[key] for key in names}
     data = open_held_out(replace(source, **columns), task, record["labels"], split)

@@ -91,6 +91,28 @@ def print_evaluations(evaluations: list[dict[str, Any]], title: str) -> None:
     Console(highlight=False).print(table)
 
 
+def print_calibration(result: dict[str, Any], run: Path) -> None:
+    """The dial's curve, and the operating points with their names."""
+    console, curve = Console(highlight=False), result["curve"]
+    table = Table(title=f"{run} on {result['rows']} {result['split']} rows")
+    timed = any(p["ms_per_text"] is not None for p in curve)
+    headings = ["budget", curve[0]["metric"], "95 % interval", "against all heads", "k/H", "attention FLOPs", "FLOPs"]
+    for heading in [*headings, *(["ms a text"] if timed else [])]:
+        table.add_column(heading, justify="left" if heading == "budget" else "right")
+    for p in curve:
+        between = f"{p['low']:.4f} to {p['high']:.4f}" if p["low"] is not None else ""
+        versus = p["versus_full"]
+        paired = f"{100 * versus['low']:+.2f} to {100 * versus['high']:+.2f}" if versus else ""
+        table.add_row(
+            p["dial"], f"{p['score']:.4f}", between, paired, f"{p['k_over_h']:.3f}",
+            f"{100 * p['attention_flops_ratio']:.1f} %", f"{100 * p['flops_ratio']:.1f} %",
+            *([f"{p['ms_per_text']:.2f}"] if timed else []),
+        )  # fmt: skip
+    console.print(table)
+    for name, point in result["points"].items():
+        console.print(f"--budget {name} is {point['dial']}: {point['metric']} {point['score']:.4f}", soft_wrap=True)
+
+
 def print_bench(result: dict[str, Any]) -> None:
     """Times, ratios and ceilings; where selective execution is slower, it says so."""
     console = Console(highlight=False)

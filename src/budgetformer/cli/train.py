@@ -18,6 +18,12 @@ def train(
     source: DataSource,
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's directory.")] = Path("run"),
     preset: Annotated[str | None, typer.Option(help="tiny, small or paper (default: small).")] = None,
+    base: Annotated[
+        str | None, typer.Option(help="A pretrained encoder's directory or hub name: give it head budgets.")
+    ] = None,
+    delta: Annotated[
+        bool, typer.Option("--delta", help="Keep the base's weights; train and save gates and classifier only.")
+    ] = False,
     recipe: Annotated[Path | None, typer.Option(help="A TOML file that changes the preset.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training rows.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows of one optimiser step.")] = None,
@@ -48,6 +54,7 @@ def train(
     chosen = Recipe.make(
         preset, recipe, changes or (), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
         max_length=max_length, tokenizer=tokenizer, patience=patience,
+        base=base, delta=delta or None,
     )  # fmt: skip
     options: dict[str, Any] = {"with_baseline": with_baseline, "resume": resume, "tensorboard": tensorboard}
     if seeds > 1:

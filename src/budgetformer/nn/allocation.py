@@ -20,7 +20,9 @@ from budgetformer.nn.exploration import Exploration
 _COUNT_SOFTNESS = 0.5
 # A dial of 0.7 over 10 heads means 7 of them, although 0.7 * 10 may round to 6.999...
 ROUNDING_SLACK = 1e-6
-_DIAL_HELP = "learned, full, fixed:X, max:X (X in [0, 1]), or the paper's ablations override:X and random"
+_DIAL_HELP = "learned, full, fixed:X, max:X, mean:X (X in [0, 1]), or the paper's ablations override:X and random"
+
+_WITH_VALUE = ("fixed", "max", "mean", "override")
 
 
 class Allocation(NamedTuple):
@@ -42,11 +44,12 @@ class Allocation(NamedTuple):
 class Dial:
     """How many heads run at inference: a choice made after training.
 
-    `learned`, `full`, `fixed` and `max` set the number of heads and never the weights. `override` (s replaced
-    inside w and k) and `random` (scores replaced by noise) are the paper's ablations.
+    `learned`, `full`, `fixed` and `max` set the number of heads and never the weights; so does `mean`, a mean over
+    inputs, where heads are ranked across layers. `override` (s replaced inside w and k) and `random` (scores replaced
+    by noise) are the paper's ablations.
     """
 
-    mode: Literal["learned", "full", "fixed", "max", "override", "random"] = "learned"
+    mode: Literal["learned", "full", "fixed", "max", "mean", "override", "random"] = "learned"
     value: float | None = None
 
     @classmethod
@@ -57,7 +60,7 @@ class Dial:
         if isinstance(text, Dial):
             return text
         mode, colon, number = text.partition(":")
-        if (mode in ("learned", "full", "random") and colon) or (mode in ("fixed", "max", "override") and not colon):
+        if (mode in ("learned", "full", "random") and colon) or (mode in _WITH_VALUE and not colon):
             raise UsageError(f"budget {text!r} is not known: give {_DIAL_HELP}")
         try:
             return cls(mode, float(number) if colon else None)  # type: ignore[arg-type]
@@ -67,7 +70,7 @@ class Dial:
             raise UsageError(f"budget {text!r}: {number!r} is not a number; give {_DIAL_HELP}") from None
 
     def __post_init__(self) -> None:
-        if self.mode not in ("learned", "full", "fixed", "max", "override", "random"):
+        if self.mode not in ("learned", "full", "random", *_WITH_VALUE):
             raise UsageError(f"budget {self.mode!r} is not known: give {_DIAL_HELP}")
         if self.value is not None and not 0 <= self.value <= 1:
             raise UsageError(f"budget {self}: {self.value} is outside [0, 1]; it is the fraction of heads that run")
@@ -106,6 +109,11 @@ class Selection:
         """The number of heads that `dial` makes of the learned number."""
         if dial.mode == "full":
             return torch.full_like(heads, num_heads)
+        if dial.mode == "mean":
+            raise UsageError(
+                f"budget {dial}: a mean over inputs is for heads that are ranked across layers (train --base); "
+                "give fixed:X or max:X"
+            )
         if dial.mode in ("fixed", "max"):
             assert dial.value is not None
             ceiling = max(min(self.min_heads, num_heads), int(dial.value * num_heads + ROUNDING_SLACK))

@@ -13,12 +13,22 @@ from torch import Tensor, nn
 
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
-from budgetformer.nn.selective import evaluate_active
+from budgetformer.nn.selective import Placement, evaluate_active
 
 
-def attend(q_BHNd: Tensor, k_BHNd: Tensor, v_BHNd: Tensor, mask_BN: Tensor | None, dropout: float = 0.0) -> Tensor:
+def attend(
+    q_BHNd: Tensor,
+    k_BHNd: Tensor,
+    v_BHNd: Tensor,
+    mask_BN: Tensor | None,
+    dropout: float = 0.0,
+    place: Placement | None = None,
+) -> Tensor:
     """Softmax(Q K^T / sqrt(d)) V for every head; padding is not attended to. -> (B, H, N, d)."""
     mask = None if mask_BN is None else mask_BN[:, None, None, :]
+    if place is not None:
+        q_BHNd, k_BHNd, near_NN = place.rotate(q_BHNd), place.rotate(k_BHNd), place.near(q_BHNd.shape[2])
+        mask = near_NN if mask is None else mask if near_NN is None else mask & near_NN
     return F.scaled_dot_product_attention(q_BHNd, k_BHNd, v_BHNd, attn_mask=mask, dropout_p=dropout)
 
 
@@ -40,27 +50,36 @@ class BudgetedAttention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(
-        self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None
+        self,
+        x_BND: Tensor,
+        mask_BN: Tensor | None,
+        progress: float,
+        dial: Dial | None = None,
+        place: Placement | None = None,
     ) -> tuple[Tensor, Allocation]:
         """Allocate heads, evaluate them and project back. -> (B, N, D) and what was allocated."""
         allocation = self.allocator(x_BND, mask_BN, progress, dial)
         y_BND = None
         if not self.training and (mask_BN is None or not self.allocator.reads_padding):
-            y_BND = evaluate_active(x_BND, mask_BN, allocation.active, allocation.weights, self.qkv, self.out)
-        return self.evaluate(x_BND, mask_BN, allocation) if y_BND is None else y_BND, allocation
+            y_BND = evaluate_active(x_BND, mask_BN, allocation.active, allocation.weights, self.qkv, self.out, place)
+        return self.evaluate(x_BND, mask_BN, allocation, place) if y_BND is None else y_BND, allocation
 
-    def evaluate(self, x_BND: Tensor, mask_BN: Tensor | None, allocation: Allocation) -> Tensor:
+    def evaluate(
+        self, x_BND: Tensor, mask_BN: Tensor | None, allocation: Allocation, place: Placement | None = None
+    ) -> Tensor:
         """The definition: all heads are computed, then multiplied by their weights. -> (B, N, D)."""
         B, N, D = x_BND.shape
         q, k, v = self.qkv(x_BND).view(B, N, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
-        y_BHNd = attend(q, k, v, mask_BN, self.dropout if self.training else 0.0)
+        y_BHNd = attend(q, k, v, mask_BN, self.dropout if self.training else 0.0, place)
         if allocation.weights is not None:
             weights = allocation.weights.reshape(B, -1, 1, 1).to(y_BHNd.dtype)
             y_BHNd = y_BHNd * weights if torch.is_grad_enabled() else y_BHNd.mul_(weights)
         out: Tensor = self.out(y_BHNd.transpose(1, 2).reshape(B, N, D))
         return out
 
-    def maps(self, x_BND: Tensor, mask_BN: Tensor | None, heads: Sequence[int]) -> Tensor:
+    def maps(
+        self, x_BND: Tensor, mask_BN: Tensor | None, heads: Sequence[int], place: Placement | None = None
+    ) -> Tensor:
         """The attention maps of the given heads alone, recomputed. -> (B, len(heads), N, N)."""
         B, N, D = x_BND.shape
         d = D // self.num_heads
@@ -68,7 +87,13 @@ class BudgetedAttention(nn.Module):
             raise UsageError(f"attention head {wrong[0]} does not exist: heads are 0 to {self.num_heads - 1}")
         rows = torch.cat([torch.arange(3 * h * d, (3 * h + 2) * d, device=x_BND.device) for h in heads])
         q, k = F.linear(x_BND, self.qkv.weight[rows], self.qkv.bias[rows]).view(B, N, len(heads), 2, d).unbind(3)
-        scores: Tensor = torch.einsum("bnhd,bmhd->bhnm", q, k) / d**0.5
+        q, k, near_NN = q.transpose(1, 2), k.transpose(1, 2), None
+        if place is not None:
+            q, k, near_NN = place.rotate(q), place.rotate(k), place.near(N)
+        scores: Tensor = torch.einsum("bhnd,bhmd->bhnm", q, k) / d**0.5
+        if near_NN is not None:
+            scores = scores.masked_fill(~near_NN, float("-inf"))
         if mask_BN is not None:
             scores = scores.masked_fill(~mask_BN[:, None, None, :], float("-inf"))
-        return scores.softmax(dim=-1)
+        maps = scores.softmax(dim=-1)
+        return maps if near_NN is None else maps.nan_to_num(0.0)  # padding may have no real token near it

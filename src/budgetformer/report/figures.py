@@ -39,7 +39,7 @@ class Curve:
 class Mark:
     """One point of the dial figure with its interval."""
 
-    kind: str  # fixed, max or learned
+    kind: str  # fixed, max, mean or learned
     x: float
     y: float
     low: float
@@ -111,7 +111,10 @@ def curves(name: str, title: str, xlabel: str, ylabel: str, lines: Sequence[Curv
 
 def dial_curve(marks: Sequence[Mark], learned: Mark | None, dense: float | None, ylabel: str, *, percent: bool) -> str:
     """Score against executed heads: one line a kind of dial, the learned point as a star, the dense twin dashed."""
-    words = {"fixed": ("same share for every text", BLUE, "o-"), "max": ("learned, with a cap", GREEN, "s-")}
+    words = {
+        "fixed": ("same share for every text", BLUE, "o-"), "max": ("learned, with a cap", GREEN, "s-"),
+        "mean": ("each text its own share", GREEN, "s-"),
+    }  # fmt: skip
     with _axes(
         "dials", "Score against the share of heads that ran", "share of heads run (k/H)", ylabel, (5.2, 3.5)
     ) as (axes, svg):

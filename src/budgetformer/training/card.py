@@ -43,7 +43,8 @@ def _lines(record: dict[str, Any], result: dict[str, Any]) -> list[str]:
     if record["labels"]:
         lines += ["", f"Labels: {', '.join(f'`{label}`' for label in record['labels'][:50])}."]
     lines += ["", "## Use", "```python"]
-    lines += ["import budgetformer.modeling", "from transformers import pipeline", ""]
+    room = "modeling" if record["recipe"].get("base") is None else "retrofit"
+    lines += [f"import budgetformer.{room}", "from transformers import pipeline", ""]
     lines += ['classify = pipeline("text-classification", model="PATH/TO/THIS/DIRECTORY")', 'classify("a text")', "```"]
     if record["warnings"]:
         lines += ["", "## Warnings about the data", *(f"- {warning}" for warning in record["warnings"])]

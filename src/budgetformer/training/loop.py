@@ -29,7 +29,7 @@ from torch import Tensor
 
 from budgetformer.data import Encoded, collate, plan_epoch
 from budgetformer.errors import MissingExtraError, UsageError
-from budgetformer.evaluation import Evaluation, Outcome, run_model, summarize
+from budgetformer.evaluation import Evaluation, Floats, Outcome, run_model, summarize
 from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.training.checkpoint import Checkpoints, State, explained, write_directory
 from budgetformer.training.recipe import Recipe
@@ -74,7 +74,9 @@ class Fit:
         accelerator: Accelerator | None = None,
         tensorboard: bool = False,
         quiet: bool = False,
+        teacher: Floats | None = None,
     ) -> None:
+        self.teacher = teacher  # logits of every training row to learn from, or None
         self.accelerator = accelerator or make_accelerator(recipe)
         self.model, self.train, self.validation = model.to(self.accelerator.device), train, validation
         self.recipe, self.folder, self.seed = recipe, folder, seed
@@ -174,7 +176,8 @@ class Fit:
         rows = mine if len(mine) else piece[:1]  # every process must take part; a borrowed row weighs nothing
         batch = collate(self.train, rows, self.model.config.pad_token_id or 0).to(self.accelerator.device)
         ids, mask, types = batch.input_ids, batch.attention_mask, batch.token_type_ids
-        out = self.wrapped(ids, mask, batch.labels, token_type_ids=types, progress=self.progress)
+        more = {} if self.teacher is None else {"teacher_logits": torch.from_numpy(self.teacher[rows]).to(ids.device)}
+        out = self.wrapped(ids, mask, batch.labels, token_type_ids=types, progress=self.progress, **more)
         self.accelerator.backward(out.loss * (len(mine) * self.world / of))
         with torch.no_grad():
             record = {"loss": out.loss.detach(), **{f"loss.{k}": v.detach() for k, v in out.loss_parts.items()}}

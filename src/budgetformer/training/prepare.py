@@ -51,8 +51,8 @@ def prepare(source: DataSource, recipe: Recipe, folder: Path, say: Any) -> Prepa
 def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> PreTrainedTokenizerFast:
     if (folder / "tokenizer.json").exists():  # a resumed run, or another process was first
         return load_tokenizer(folder, offline=True)
-    if recipe.tokenizer:
-        tokenizer = load_tokenizer(recipe.tokenizer, offline=offline)
+    if name := recipe.tokenizer or recipe.base:
+        tokenizer = load_tokenizer(name, offline=offline)
     else:
         texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
         tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
@@ -74,10 +74,10 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         staged.rmdir()
 
 
-def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
-    """The model that the recipe asks for, fitted to the data's labels and the tokenizer's vocabulary."""
-    data, tokenizer = prepared.data, prepared.tokenizer
-    options: dict[str, Any] = {"problem_type": TASKS[data.task], "vocab_size": len(tokenizer)}
+def label_options(prepared: Prepared, recipe: Recipe) -> dict[str, Any]:
+    """What a model's config has to know of the data's labels."""
+    data = prepared.data
+    options: dict[str, Any] = {"problem_type": TASKS[data.task]}
     if data.task == "regression":
         options["num_labels"] = 1
     else:
@@ -85,6 +85,13 @@ def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
         options["label2id"] = {label: i for i, label in enumerate(data.labels)}
     if recipe.class_weights == "balanced":
         options["class_weights"] = _balanced(prepared.splits["train"].labels, len(data.labels), data.task)
+    return options
+
+
+def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
+    """The model that the recipe asks for, fitted to the data's labels and the tokenizer's vocabulary."""
+    data, tokenizer = prepared.data, prepared.tokenizer
+    options = {"vocab_size": len(tokenizer), **label_options(prepared, recipe)}
     options["pad_token_id"] = tokenizer.pad_token_id
     options["segment_embeddings"] = data.is_pair and recipe.preset != "paper"
     config = BudgetFormerConfig.preset(recipe.preset, **{**options, **recipe.model})

@@ -40,10 +40,15 @@ class Recipe:
     tokenizer: str | None = None  # a name, directory or vocabulary file; none: trained on the training texts
     vocab_size: int = 16000  # of the tokenizer that is trained
     checkpoint_minutes: float = 5.0
+    base: str | None = None  # a pretrained encoder, by directory or name, that gets head budgets
+    dense_epochs: int = 2  # that the base is fine-tuned for with all heads before budgets come; 0: it is already
+    delta: bool = False  # keep the base's weights as they are; train and save gates and classifier only
+    ranking: Literal["importance", "random"] = "importance"  # the order of heads that budgets begin with
     model: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("accumulate", 1), ("warmup", 0), ("max_length", 8), ("vocab_size", 32)):
+        for name, low in (("epochs", 1), ("accumulate", 1), ("warmup", 0), ("max_length", 8), ("vocab_size", 32),
+                          ("dense_epochs", 0)):  # fmt: skip
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < low:
                 raise UsageError(f"{name}={value!r}: give a whole number of at least {low}")
@@ -63,6 +68,12 @@ class Recipe:
             raise UsageError(f"weight_decay={self.weight_decay!r}: give a number that is not negative")
         if self.clip is not None and (not _is_number(self.clip) or self.clip <= 0):
             raise UsageError(f"clip={self.clip!r}: give a number above 0, or none for no clipping")
+        if (self.base is None) == (self.preset == "base"):
+            raise UsageError(
+                f"preset={self.preset!r} with base={self.base!r}: the preset base is for --base, and only it"
+            )
+        if not isinstance(self.delta, bool) or (self.delta and self.base is None):
+            raise UsageError(f"delta={self.delta!r}: it is true or false, and goes with --base")
         for name, known in _CHOICES.items():
             if getattr(self, name) not in known:
                 raise UsageError(f"{name}={getattr(self, name)!r}: give one of {', '.join(known)}")
@@ -75,9 +86,20 @@ class Recipe:
         written = _read_toml(file) if file else {}
         name = preset or written.pop("preset", None) or "small"
         written.pop("preset", None)
+        base = flags.get("base") or written.get("base")
+        if name == "base" or base is not None:
+            if base is None or preset not in (None, "base"):
+                raise UsageError(f"preset={name!r} with base={base!r}: {_TOGETHER}")
+            return cls._finish(_BASE.changed({"base": base}, where="the flags"), written, file, changes, flags)
         if name not in PRESETS:
             raise UsageError(f"preset {name!r} is not known: give one of {', '.join(PRESETS)}")
-        recipe = PRESETS[name].changed(written, where=str(file))
+        return cls._finish(PRESETS[name], written, file, changes, flags)
+
+    @staticmethod
+    def _finish(
+        recipe: Recipe, written: dict[str, Any], file: Path | None, changes: Iterable[str], flags: dict[str, Any]
+    ) -> Recipe:
+        recipe = recipe.changed(written, where=str(file))
         for word in changes:
             key, equals, value = word.partition("=")
             if not equals:
@@ -109,11 +131,13 @@ class Recipe:
         return {**asdict(self), "model": dict(self.model)}
 
 
+_TOGETHER = "the preset base is for --base, and only it"
 _CHOICES = {
     "schedule": ("linear", "constant"),
     "precision": ("fp32", "bf16", "fp16"),
     "class_weights": ("none", "balanced"),
     "keep": ("best", "last"),
+    "ranking": ("importance", "random"),
 }
 
 # What our own presets do otherwise than the paper, and why, is in docs/training.md.
@@ -138,6 +162,12 @@ PRESETS = {
         keep="last", max_length=512, vocab_size=30522,
     ),
 }  # fmt: skip
+
+# For a pretrained encoder; the last model is kept, because earlier ones were asked to save less.
+_BASE = Recipe(
+    preset="base", base="", epochs=2, batch_size=32, learning_rate=5e-5, gate_rate=20.0, warmup=100, max_length=128,
+    keep="last",
+)  # fmt: skip
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

@@ -21,8 +21,10 @@ from safetensors.torch import load_file
 from budgetformer.data import DataSet, DataSource, load_tokenizer
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_model, summarize
-from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
+from budgetformer.retrofit import load_model, read_base
+from budgetformer.training.base import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.card import write_card
 from budgetformer.training.checkpoint import (
     check_identity,
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "max:0.5", "full")
+RANKED_DIALS = ("mean:0.125", "mean:0.25", "mean:0.5", "mean:0.75", "fixed:0.25", "fixed:0.5", "full")
 _CURVE_ROWS = 2000  # of the final split, for each position of the dial
 _HARDEST = 12
 _LOOKED_AT = 64  # rows whose predictions must be the same after saving and loading
@@ -67,18 +70,25 @@ def train(
     Without `evaluate` it ends with the saved model: no evaluation.json, model card or report, and nothing is returned.
     """
     seed = source.seed if seed is None else seed
+    if recipe.base is not None:
+        read_base(recipe.base, offline=source.offline, **recipe.model)
     _claim(folder, resume)
     accelerator = make_accelerator(recipe)
     say = _teller(accelerator, quiet)
     with accelerator.main_process_first():
         prepared = prepare(source, recipe, folder, say)
     fitting: dict[str, Any] = {"resume": resume, "tensorboard": tensorboard, "quiet": quiet, "evaluate": evaluate}
-    ours = _train_one(prepared, recipe, folder, seed, accelerator, say, look=look, **fitting)
-    twin = None
-    if with_baseline and recipe.model.get("allocator") != "all":
+
+    def fit(recipe: Recipe, folder: Path, **options: Any) -> Outcome | None:
+        return _train_one(prepared, recipe, folder, seed, accelerator, say, **fitting, **options)
+
+    if recipe.base is not None:
+        ours, twin = _train_base(prepared, recipe, folder, fit, say)
+    else:
+        ours, twin = fit(recipe, folder, look=look), None
+    if with_baseline and recipe.base is None and recipe.model.get("allocator") != "all":
         say("the dense twin, on the same data in the same order:")
-        dense = replace(recipe, model={**_without_gates(recipe.model), "allocator": "all"})
-        twin = _train_one(prepared, dense, folder / "baseline", seed, accelerator, say, **fitting)
+        twin = fit(replace(recipe, model={**_without_gates(recipe.model), "allocator": "all"}), folder / "baseline")
     result: dict[str, Any] = {}
     if accelerator.is_main_process and evaluate:
         result = _compare(prepared, folder, ours, twin)
@@ -86,14 +96,31 @@ def train(
     return result
 
 
+def _train_base(
+    prepared: Prepared, recipe: Recipe, folder: Path, fit: Callable[..., Outcome | None], say: Any
+) -> tuple[Outcome | None, Outcome | None]:
+    """Fine-tune the base with all heads into baseline/, then train budgets from there: both outcomes, ours first."""
+    dense, twin = None, None
+    if recipe.dense_epochs:
+        say(f"{recipe.base} with all heads:")
+        dense, plain = folder / "baseline", dense_recipe(recipe)
+        twin = fit(plain, dense, build=lambda: build_dense(prepared, plain))
+        say("with head budgets, from there:")
+    return fit(recipe, folder, build=lambda: build_budgeted(prepared, recipe, dense)), twin
+
+
 def _without_gates(options: Any) -> dict[str, Any]:
     return {key: value for key, value in options.items() if key not in ("allocator", "fixed_budget")}
+
+
+def _begun(folder: Path) -> bool:
+    return any((folder / place / "run.json").exists() for place in (".", "baseline"))  # a base's dense model is first
 
 
 def _claim(folder: Path, resume: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise UsageError(f"{folder} is a file: give a directory for the run with -o")
-    begun = (folder / "run.json").exists()
+    begun = _begun(folder)
     if begun and not resume:
         raise UsageError(f"{folder} holds a run already: continue it with --resume, or give another directory with -o")
     if folder.is_dir() and not begun:  # what an attempt left that failed before it began is not worth keeping
@@ -129,8 +156,9 @@ def _train_one(
     quiet: bool,
     evaluate: bool,
     look: Look | None = None,
+    build: Callable[[], Built] | None = None,
 ) -> Outcome | None:
-    """Train one model and finish its directory; what it did on the final split, on the main process."""
+    """Train the recipe's model, or what `build` gives, and finish its directory: its outcome, on the main process."""
     record_file = folder / "run.json"
     identity = _identity(prepared, recipe, seed)
     if resume and record_file.exists():
@@ -142,10 +170,10 @@ def _train_one(
     with explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
-    model = BudgetFormerForSequenceClassification(make_config(prepared, recipe))
+    model, teacher = build() if build else (BudgetFormerForSequenceClassification(make_config(prepared, recipe)), None)
     fit = Fit(
         model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity,
-        seed=seed, accelerator=accelerator, tensorboard=tensorboard, quiet=quiet,
+        seed=seed, accelerator=accelerator, tensorboard=tensorboard, quiet=quiet, teacher=teacher,
     )  # fmt: skip
     record = {**_record(prepared, recipe, model, seed, folder), "identity": identity}
     if accelerator.is_main_process:
@@ -183,8 +211,9 @@ def _train_one(
 def _identity(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What must be the same for a run to go on. Where the data lies does not matter, only what is in it."""
     elsewhere = ("data", "test", "data_dir", "offline", "quarantine")
+    idle = ("checkpoint_minutes", *(("base", "dense_epochs", "delta", "ranking") if recipe.base is None else ()))
     return {
-        "recipe": {k: v for k, v in recipe.to_json().items() if k != "checkpoint_minutes"},
+        "recipe": {k: v for k, v in recipe.to_json().items() if k not in idle},
         "source": {k: v for k, v in asdict(prepared.data.source).items() if k not in elsewhere},
         "data": prepared.data.fingerprint,
         "seed": seed,
@@ -197,8 +226,9 @@ def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     write_directory(last, fit.save_model)
     chosen = fit.checkpoints.best(fit.state) if recipe.keep == "best" else last
     if recipe.keep == "best":
-        fit.model.load_state_dict(load_file(chosen / "model.safetensors"))
-        fit.model.config.training_progress = BudgetFormerConfig.from_pretrained(chosen).training_progress
+        partial = getattr(fit.model.config, "delta", False)  # the rest of the weights never changed
+        fit.model.load_state_dict(load_file(chosen / "model.safetensors"), strict=not partial)
+        fit.model.config.training_progress = type(fit.model.config).from_pretrained(chosen).training_progress
     for file in ("model.safetensors", "config.json"):  # the config last: it makes the directory a model
         with explained(folder / file):
             staged = folder / f".{file}.tmp"
@@ -212,7 +242,8 @@ def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
 
 def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> None:
     """The saved directory alone must give the same predictions, from text to logits."""
-    loaded = BudgetFormerForSequenceClassification.from_pretrained(folder, device_map={"": model.device})
+    loaded = load_model(folder)
+    loaded.to(model.device)  # type: ignore[arg-type]
     tokenizer = load_tokenizer(folder, offline=True)
     validation = prepared.splits["validation"]
     rows = np.arange(min(_LOOKED_AT, len(validation)))
@@ -240,7 +271,7 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     dials = []
     if model.config.allocator != "all":
         few = prepared.splits[final].first(_CURVE_ROWS)
-        for dial in ("learned", *DIALS):
+        for dial in ("learned", *(RANKED_DIALS if model.config.allocator in ("ranked", "order") else DIALS)):
             dials.append(_point(summarize(run_model(model, few, dial), few, model.config, split=final, dial=dial)))
     write_json(
         folder / "evaluation.json",
@@ -258,7 +289,7 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
 
 
 def _outcome_again(prepared: Prepared, folder: Path) -> Outcome:
-    model = BudgetFormerForSequenceClassification.from_pretrained(folder)
+    model = load_model(folder)
     return run_model(model, prepared.splits[prepared.final])
 
 
@@ -354,8 +385,7 @@ def train_seeds(
     results = []
     for number in range(seeds):
         seed = source.seed + number
-        begun = (folder / f"seed-{seed}" / "run.json").exists()
-        mine = {**options, "resume": options.get("resume", False) and begun}
+        mine = {**options, "resume": options.get("resume", False) and _begun(folder / f"seed-{seed}")}
         results.append(train(source, recipe, folder / f"seed-{seed}", seed=seed, **mine))
     if not results[0]:
         return results, {}
@@ -386,6 +416,6 @@ def load_run(folder: Path) -> tuple[BudgetFormerForSequenceClassification, PreTr
     record = read_json(folder / "run.json", "give the directory of a run")
     if not (folder / "config.json").exists():
         raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
-    model = BudgetFormerForSequenceClassification.from_pretrained(folder)
+    model = load_model(folder)
     model.train(False)
     return model, load_tokenizer(folder, offline=True), record

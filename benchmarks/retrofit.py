@@ -1,0 +1,259 @@
+"""Pretrained encoders with head budgets against dense, pruned and random heads: one JSON a cell, resumable.
+
+    python benchmarks/retrofit.py run --base DIR --data-dir DIR [--datasets ag_news imdb snli] [--seeds 2]
+    python benchmarks/retrofit.py time --base DIR [--length 128]
+    python benchmarks/retrofit.py plot
+
+`run` writes docs/results/retrofit/DATASET-METHOD-SEED.json and skips what is there; runs themselves go on where they
+were interrupted. All methods start from the same fine-tuned dense model and are trained on for equally long:
+  dense     the fine-tuned model (`start`), and the same trained on with all heads
+  budgeted  heads ranked across layers, from which each input may depart
+  static    the same without what the input adds
+  paper     the paper's gates, w = s H p
+  random    a random order that is not learned
+  michel    the order by gradient importance, applied to the fine-tuned model; and `michel-tuned`, trained on
+  frozen    `budgeted` frozen at a share of the heads
+  tfidf     TF-IDF of words and pairs with logistic regression
+`time` compares the whole model and its attention blocks with Hugging Face's own, which uses SDPA, in one run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from budgetformer.cost.timing import take_turns
+from budgetformer.data import DataSource, encode, load_tokenizer, open_data
+from budgetformer.evaluation import run_model, summarize, wilson
+from budgetformer.report import write_whole
+from budgetformer.report.figures import canvas
+from budgetformer.retrofit import BudgetedClassifier, load_base, load_model, rank_heads, retrofit
+from budgetformer.retrofit.freezing import freeze
+from budgetformer.training.provenance import environment
+from budgetformer.training.recipe import Recipe
+from budgetformer.training.run import train
+
+LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}
+TRAINED: dict[str, dict[str, Any]] = {
+    "budgeted": {"model": {"allocator": "ranked"}},
+    "static": {"model": {"allocator": "order"}},
+    "paper": {"model": {"allocator": "learned"}},
+    "random": {"model": {"allocator": "order", "learn_order": False}, "ranking": "random"},
+    "michel-tuned": {"model": {"allocator": "order", "learn_order": False}},
+}
+METHODS = ("dense", *TRAINED, "michel", "frozen", "tfidf")
+
+
+def source(options: argparse.Namespace, dataset: str) -> DataSource:
+    return DataSource(dataset, data_dir=options.data_dir, limit=options.rows, offline=True)
+
+
+def recipe(options: argparse.Namespace, dataset: str, base: Path | str, **changes: Any) -> Recipe:
+    words = {"max_length": LENGTH.get(dataset, 128), "epochs": options.epochs, "learning_rate": options.lr, **changes}
+    return Recipe.make(base=str(base), **words)
+
+
+def points(model: Any, encoded: Any, dials: list[str]) -> list[dict[str, Any]]:
+    """The curve on the test rows: what it scored, what it executed."""
+    found = []
+    for dial in dials:
+        e = summarize(run_model(model, encoded, dial), encoded, model.config, split="test", dial=dial)
+        cost = {k: e.cost[k] for k in ("flops_ratio", "attention_flops_ratio", "flops_per_text")}
+        found.append({"dial": dial, **e.quality["accuracy"], "k_over_h": e.budget["k_over_h"], **cost})
+    return found
+
+
+def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> dict[str, Any]:
+    """One method on one data set with one seed."""
+    runs = Path(options.runs) / dataset / str(seed)
+    if method == "tfidf":
+        return {"points": [tfidf(options, dataset)]}
+    if method == "dense":
+        begun = recipe(options, dataset, options.base, dense_epochs=options.epochs, model={"allocator": "all"})
+        resumed(source(options, dataset), begun, runs / "dense", seed)
+    elif method in TRAINED:
+        tuned = recipe(options, dataset, runs / "dense" / "baseline", dense_epochs=0, **TRAINED[method])
+        resumed(source(options, dataset), tuned, runs / method, seed)
+    data = open_data(source(options, dataset))
+    tokenizer, length = load_tokenizer(runs / "dense", offline=True), LENGTH.get(dataset, 128)
+    test = encode(data.splits["test"], data, tokenizer, length).first(options.test_rows)
+    shares = [f"{share:g}" for share in options.shares]
+    if method == "dense":
+        start = points(load_model(runs / "dense" / "baseline"), test, ["full"])
+        return {"points": points(load_model(runs / "dense"), test, ["full"]), "start": start}
+    if method == "frozen":
+        budgeted = load_model(runs / "budgeted")
+        found = [points(freeze(budgeted, float(s)), test, ["learned"])[0] | {"dial": f"frozen:{s}"} for s in shares]
+        return {"points": found}
+    if method == "michel":
+        dense = load_model(runs / "dense" / "baseline")
+        assert isinstance(dense, BudgetedClassifier)
+        model = retrofit(dense.plain().eval(), allocator="order")
+        rank_heads(model, encode(data.splits["train"], data, tokenizer, length))
+        return {"points": points(model, test, [f"mean:{s}" for s in shares])}
+    mode = "fixed" if method == "paper" else "mean"
+    dials = [*(f"{mode}:{s}" for s in shares), "full"]
+    return {"points": points(load_model(runs / method), test, dials)}
+
+
+def resumed(data: DataSource, chosen: Recipe, folder: Path, seed: int) -> None:
+    train(data, chosen, folder, seed=seed, resume=True)
+
+
+def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
+    """The floor that any encoder must pass."""
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+
+    data = open_data(source(options, dataset))
+
+    def rows(split: str) -> tuple[list[str], list[Any]]:
+        examples = list(data.splits[split].examples())
+        return [f"{e.text} {e.text_pair or ''}" for e in examples], [e.label for e in examples]
+
+    texts, labels = rows("train")
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
+    model = LogisticRegression(C=10, max_iter=300).fit(vectorizer.fit_transform(texts), labels)
+    texts, labels = (found[: options.test_rows] for found in rows("test"))
+    right = int((model.predict(vectorizer.transform(texts)) == labels).sum())
+    low, high = wilson(right, len(labels))
+    return {"dial": "tfidf", "value": right / len(labels), "low": low, "high": high}
+
+
+def run(options: argparse.Namespace) -> None:
+    results = Path(options.results)
+    results.mkdir(parents=True, exist_ok=True)
+    for seed in range(options.seeds):
+        for dataset in options.datasets:
+            for method in options.methods:
+                file = results / f"{dataset}-{method}-{seed}.json"
+                if file.exists():
+                    continue
+                began = time.monotonic()
+                found = cell(options, dataset, method, seed)
+                facts = {"dataset": dataset, "method": method, "seed": seed, "train_rows": options.rows}
+                more = {"seconds": time.monotonic() - began, "environment": environment()}
+                write_whole(file, json.dumps({**facts, **found, **more}, indent=2) + "\n")
+                print(file, flush=True)
+
+
+def clock(options: argparse.Namespace) -> None:
+    """Times of the whole model and of one attention block, in turns, at shares of the heads."""
+    plain, _ = load_base(options.base)
+    model = retrofit(load_base(options.base)[0], allocator="order", training_progress=1.0)
+    torch.manual_seed(0)
+    with torch.no_grad():  # the times do not depend on which heads matter
+        for gate in model.gates:
+            gate.score.copy_(torch.rand(gate.num_heads))
+    plain.eval(), model.eval()
+    rows = []
+    with torch.inference_mode():
+        for batch in options.batches:
+            ids = torch.randint(1000, 20000, (batch, options.length))
+            mask = torch.ones_like(ids)
+            rivals: dict[str, Any] = {"dense": lambda ids=ids, mask=mask: plain(ids, attention_mask=mask)}
+            for share in options.shares:
+                frozen = freeze(model, share)
+                rivals[f"mean:{share:g}"] = lambda s=share, i=ids, m=mask: model(i, m, budget=f"mean:{s}")
+                rivals[f"frozen:{share:g}"] = lambda f=frozen, i=ids, m=mask: f(i, m)
+            ms = take_turns(rivals, seconds=options.seconds)
+            rows += [{"what": "model", "batch": batch, "ways": ms, **speedups(ms)}]
+            rows += [{"what": "attention", "batch": batch, **blocks(plain, model, batch, options)}]
+    out = {"base": Path(options.base).name, "length": options.length, "rows": rows, "environment": environment()}
+    file = Path(options.results) / "time.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_whole(file, json.dumps(out, indent=2) + "\n")
+    print(json.dumps(rows, indent=2))
+
+
+def blocks(plain: Any, model: BudgetedClassifier, batch: int, options: argparse.Namespace) -> dict[str, Any]:
+    """All attention blocks of a BERT one after the other, on the same hidden states."""
+    from budgetformer.nn.allocation import Dial
+    from budgetformer.nn.ranking import make_cuts
+    from budgetformer.retrofit.attention import Budgets
+
+    x = torch.randn(batch, options.length, model.config.hidden_size)
+    theirs = [layer.attention for layer in plain.bert.encoder.layer]
+    ours = [layer.attention for layer in model.model.bert.encoder.layer]
+
+    def mine(share: float) -> None:
+        budgets = Budgets(None, 1.0, make_cuts(Dial("mean", share), model.order, None))
+        for block in ours:
+            block(x, budgets=budgets)
+
+    rivals: dict[str, Any] = {"dense": lambda: [block(x) for block in theirs]}
+    rivals |= {f"mean:{share:g}": lambda s=share: mine(s) for share in options.shares}
+    ms = take_turns(rivals, seconds=options.seconds)
+    return {"ways": ms, **speedups(ms)}
+
+
+def speedups(ms: dict[str, float]) -> dict[str, Any]:
+    return {"speedup": {name: ms["dense"] / value for name, value in ms.items() if name != "dense"}}
+
+
+def cells(results: Path) -> Iterator[dict[str, Any]]:
+    for file in sorted(results.glob("*-*-*.json")):
+        yield json.loads(file.read_text(encoding="utf-8"))
+
+
+def plot(options: argparse.Namespace) -> None:
+    """Accuracy against executed FLOPs, a figure for each data set, mean over seeds."""
+    found = list(cells(Path(options.results)))
+    for dataset in sorted({c["dataset"] for c in found}):
+        with canvas(dataset, f"{dataset}: accuracy against executed FLOPs", (7.0, 4.2)) as (figure, svg):
+            axes = figure.add_subplot()
+            for method in METHODS:
+                mine = [c for c in found if c["dataset"] == dataset and c["method"] == method]
+                if not mine:
+                    continue
+                at = list(zip(*(c["points"] for c in mine), strict=True))
+                y = [sum(p["value"] for p in same) / len(same) for same in at]
+                if "flops_ratio" not in at[0][0]:
+                    axes.axhline(y[0], linestyle=":", label=method)
+                    continue
+                x = [sum(p["flops_ratio"] for p in same) / len(same) for same in at]
+                axes.plot(x, y, marker="o", label=f"{method} ({len(mine)})")
+            axes.set_xlabel("executed FLOPs, share of dense")
+            axes.set_ylabel("accuracy on the test rows")
+            axes.legend()
+        file = Path(options.results) / f"{dataset}.svg"
+        write_whole(file, svg[0])
+        print(file)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    for name, verb in (("run", run), ("time", clock), ("plot", plot)):
+        sub = verbs.add_parser(name)
+        sub.set_defaults(verb=verb)
+        sub.add_argument("--results", default="docs/results/retrofit")
+        sub.add_argument("--shares", type=float, nargs="+", default=[0.125, 0.25, 0.375, 0.5, 0.75])
+        if name != "plot":
+            sub.add_argument("--base", required=True)
+        if name == "run":
+            sub.add_argument("--data-dir")
+            sub.add_argument("--runs", default="runs/retrofit")
+            sub.add_argument("--datasets", nargs="+", default=list(LENGTH))
+            sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+            sub.add_argument("--seeds", type=int, default=2)
+            sub.add_argument("--rows", type=int, default=10000)
+            sub.add_argument("--test-rows", type=int, default=10**9)
+            sub.add_argument("--epochs", type=int, default=2)
+            sub.add_argument("--lr", type=float, default=1e-4)
+        if name == "time":
+            sub.add_argument("--length", type=int, default=128)
+            sub.add_argument("--batches", type=int, nargs="+", default=[1, 32])
+            sub.add_argument("--seconds", type=float, default=20.0)
+    options = parser.parse_args()
+    options.verb(options)
+
+
+if __name__ == "__main__":
+    main()

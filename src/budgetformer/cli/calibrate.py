@@ -1,0 +1,52 @@
+"""budgetformer calibrate: the dial's curve on held-out data, and operating points with names."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from budgetformer.cli import app
+from budgetformer.cli.data_flags import takes_data
+from budgetformer.data.locate import DataSource
+
+
+@app.command()
+@takes_data
+def calibrate(
+    source: DataSource,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
+    split: Annotated[
+        str | None, typer.Option(help="Which split of DATA (default: validation of the run's own)")
+    ] = None,
+    max_drop: Annotated[
+        list[float] | None, typer.Option(help="The cheapest position within this many points of all heads.")
+    ] = None,
+    max_cost: Annotated[
+        list[float] | None, typer.Option(help="The best position at this share of the dense attention's FLOPs.")
+    ] = None,
+    target_ms: Annotated[
+        list[float] | None, typer.Option(help="The best position at this time for one text alone, on this machine.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
+) -> None:
+    """Sweep RUN's dial over held-out DATA; its points are names for --budget, e.g. max-drop-0.5."""
+    from budgetformer.calibration import calibrate as sweep
+    from budgetformer.calibration import write_calibration
+    from budgetformer.cli.eval import held_out
+    from budgetformer.cli.show import print_calibration, print_json, quiet_libraries
+    from budgetformer.data import encode
+    from budgetformer.training.run import load_run
+
+    quiet_libraries()
+    model, tokenizer, record = load_run(run)
+    data, name = held_out(source, split, record, own="validation")
+    print(data.columns_chosen, *(f"warning: {w}" for w in data.warnings), sep="\n", file=sys.stderr)
+    encoded = encode(data.splits[name], data, tokenizer, record["max_length"])
+    result = sweep(
+        model, encoded, split=name, max_drop=max_drop or (), max_cost=max_cost or (), target_ms=target_ms or ()
+    )
+    write_calibration(run, result)
+    print_json(result) if as_json else print_calibration(result, run)

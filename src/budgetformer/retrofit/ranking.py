@@ -1,0 +1,75 @@
+"""The order that ranked heads start from: how much each head matters to a model that is trained already."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from budgetformer.data import Encoded, collate, eval_plan
+from budgetformer.errors import UsageError
+from budgetformer.nn.allocation import pool
+from budgetformer.nn.objective import task_loss
+from budgetformer.retrofit.model import BudgetedClassifier
+
+Ranking = Literal["importance", "random"]
+_TOKENS = 4096  # padded tokens of one batch
+
+
+def rank_heads(
+    model: BudgetedClassifier, encoded: Encoded, *, rows: int = 1024, ranking: Ranking = "importance", seed: int = 0
+) -> Tensor:
+    """Set the gates' static scores, and the mean input that they depart from, by a look at some training rows.
+
+    `importance` is Michel et al.'s: the mean size of the gradient of each text's loss by a head's weight, each layer
+    scaled to length 1. Returns the importance, (L, H); scores are its ranks, evenly spread over (0, 1).
+    """
+    if not model.gates:
+        raise UsageError(f"allocator={model.config.allocator!r} has no order of heads: give ranked or order")
+    few = encoded.first(min(rows, len(encoded)))
+    importance = _look(model, few)
+    if ranking == "random":
+        importance = torch.rand(importance.shape, generator=torch.Generator().manual_seed(seed))
+    places = importance.flatten().argsort(descending=True).argsort().view_as(importance)
+    scores = 1 - (places + 0.5) / places.numel()
+    with torch.no_grad():
+        for gate, score in zip(model.gates, scores, strict=True):
+            gate.score.copy_(score)
+    return importance
+
+
+def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
+    """Every head's importance; on the way, the mean and spread of each layer's pooled input."""
+    config, device, was_training = model.config, model.device, model.training
+    inputs: list[list[Tensor]] = [[] for _ in model.gates]
+
+    def keeper(layer: int) -> Any:
+        return lambda _, given: inputs[layer].append(pool(given[0].detach(), given[1]))
+
+    hooks = [gate.register_forward_pre_hook(keeper(layer)) for layer, gate in enumerate(model.gates)]
+    learns = [gate.score.requires_grad for gate in model.gates]
+    for gate in model.gates:
+        gate.score.requires_grad_(True)
+    total = torch.zeros(config.num_hidden_layers, config.num_attention_heads)
+    model.train(False)
+    longest = int(encoded.lengths.max(initial=1))
+    for chosen in eval_plan(encoded.lengths, token_budget=max(_TOKENS, longest)):
+        batch = collate(encoded, chosen, config.pad_token_id or 0).to(device)
+        out = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget="full")
+        loss = task_loss(out.logits, batch.labels, config.task) * len(chosen)  # the gradient of every text's own
+        slopes = torch.autograd.grad(loss, [a.weights for a in out.allocations])
+        total += torch.stack([slope.abs().sum(dim=0) for slope in slopes]).cpu()
+    for hook, gate, learnt in zip(hooks, model.gates, learns, strict=True):
+        hook.remove()
+        gate.score.requires_grad_(learnt)
+    for gate, found in zip(model.gates, inputs, strict=True):
+        if gate.scorer is not None:
+            pooled_RD = torch.cat(found)
+            gate.centre.copy_(pooled_RD.mean(dim=0))
+            size = (pooled_RD - gate.centre).norm(dim=1).mean().clamp(min=1e-6)
+            gate.scale.copy_(size * len(gate.centre) ** 0.5)  # so that it learns no faster than static scores
+    model.train(was_training)
+    length_L1: Tensor = total.norm(dim=1, keepdim=True)
+    return total / length_L1.clamp(min=float(np.finfo(np.float32).tiny))

@@ -1,0 +1,193 @@
+"""A pretrained encoder's way as a user types it: train --base, eval, calibrate, freeze; and every wrong one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+from tests.retrofit.tiny import save_base, tiny
+from tests.training.toy import write_reviews
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from budgetformer import calibration
+from budgetformer.cli import main
+from budgetformer.training.run import load_run
+
+FAST = ["--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
+        "--batch-size", "16"]  # fmt: skip
+
+
+def command(*arguments: str) -> int:
+    argv, sys.argv = sys.argv, ["budgetformer", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as stop:
+        return int(stop.code or 0)
+    finally:
+        sys.argv = argv
+    return 0
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_reviews(tmp_path_factory.mktemp("reviews") / "reviews.csv")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def run(reviews: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "first"
+    assert command("train", reviews, "--base", base, "-o", folder, *FAST) == 0
+    return folder
+
+
+def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> None:
+    result = json.loads((run / "evaluation.json").read_text())
+    assert result["test"]["score"] >= 0.8
+    assert 0.3 < result["test"]["budget"]["k_over_h"] < 0.7  # the target is a half
+    assert result["baseline"]["test"]["budget"]["k_over_h"] == 1.0
+    assert [d["dial"] for d in result["dials"]][:3] == ["learned", "mean:0.125", "mean:0.25"]
+    assert "import budgetformer.retrofit" in (run / "README.md").read_text()
+    model, _, record = load_run(run)
+    assert model.config.allocator == "ranked"
+    assert record["recipe"]["base"]
+    assert load_run(run / "baseline")[0].config.allocator == "all"
+
+
+def test_a_finished_run_resumes_to_itself(run: Path, reviews: Path, base: Path) -> None:
+    before = (run / "model.safetensors").read_bytes()
+    assert command("train", reviews, "--base", base, "-o", run, *FAST, "--resume") == 0
+    assert (run / "model.safetensors").read_bytes() == before
+
+
+def test_calibrated_points_are_names_for_eval(
+    run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calibration, "_SECONDS", 0.0)
+    asked = ("--max-drop", "100", "--max-cost", "0.6", "--target-ms", "10000")
+    assert command("calibrate", run, reviews, *asked, "--json") == 0
+    result = json.loads(capsys.readouterr().out)
+    assert set(result["points"]) == {"max-drop-100", "max-cost-0.6", "target-ms-10000"}
+    assert result == json.loads((run / "calibration.json").read_text())
+    assert result["points"]["max-drop-100"]["dial"] == "mean:0.1"
+    assert result["split"] == "validation"
+    assert result["curve"][-1]["versus_full"]["value"] == 0.0
+    held_out = write_reviews(tmp_path / "more.csv", rows=40, seed=5)
+    assert command("eval", run, held_out, "--budget", "max-drop-100", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["evaluations"][0]["dial"] == "mean:0.1"
+    assert command("calibrate", run, held_out) == 0
+    assert "mean:0.25" in capsys.readouterr().out
+    assert command("calibrate", run, held_out, "--max-drop", "1") == 0
+    assert command("eval", run, held_out, "--budget", "cheap") == 2
+    assert "or one of this run's points: max-drop-1" in capsys.readouterr().err
+
+
+def test_wrong_calibrations_are_named(run: Path, reviews: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, message in (
+        (("--max-cost", "0.01"), "--max-cost 0.01: no position of the dial reaches it; the least is"),
+        (("--max-cost", "2"), "--max-cost 2: give a share"),
+        (("--max-drop", "-1"), "--max-drop -1: give points"),
+        (("--target-ms", "0"), "--target-ms 0: give milliseconds above 0"),
+    ):
+        assert command("calibrate", run, reviews, *flags) == 2
+        assert message in capsys.readouterr().err
+    assert command("calibrate", run / "baseline", reviews) == 2
+    assert "'all' has no dial to calibrate" in capsys.readouterr().err
+
+
+def test_frozen_models(run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("freeze", run, "--budget", "0.5", "-o", tmp_path / "half") == 0
+    assert "6 of 12 heads" in (said := capsys.readouterr().out)
+    assert "loads with budgetformer only" in said
+    assert command("eval", tmp_path / "half", reviews, "--json") == 0
+    found = json.loads(capsys.readouterr().out)["evaluations"][0]
+    assert found["budget"]["k_over_h"] == pytest.approx(0.5)
+    assert command("freeze", run, "--budget", "1", "-o", tmp_path / "whole") == 0
+    assert "an ordinary bert" in capsys.readouterr().out
+    ordinary = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole")
+    assert ordinary.config.id2label == {0: "neg", 1: "pos"}
+    assert command("freeze", run, "--budget", "1.2", "-o", tmp_path / "x") == 2
+    assert "budget 1.2 is outside [0, 1]" in capsys.readouterr().err
+    assert command("freeze", run, "-o", tmp_path / "half") == 2
+    assert "exists already" in capsys.readouterr().err
+
+
+def test_a_delta_run_needs_its_base(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base, folder = save_base(tmp_path / "base"), tmp_path / "run"
+    short = [*FAST, "--epochs", "1", "--set", "dense_epochs=1", "--delta"]
+    assert command("train", reviews, "--base", base, "-o", folder, *short) == 0
+    names = load_file(folder / "model.safetensors")
+    assert all(".allocator." in name or "classifier" in name for name in names)
+    assert command("eval", folder, reviews) == 0
+    base.rename(tmp_path / "away")
+    capsys.readouterr()
+    assert command("eval", folder, reviews) == 4
+    assert "is a delta on the base" in capsys.readouterr().err
+
+
+def test_budgets_on_a_fine_tuned_base(run: Path, reviews: Path, base: Path, tmp_path: Path) -> None:
+    once = ["--set", "dense_epochs=0", "--lr", "0.001", "--epochs", "1", "--max-length", "32"]
+    more = ["--set", "model.allocator=order", "--set", "ranking=random", "--set", "model.learn_order=false"]
+    assert command("train", reviews, "--base", run / "baseline", "-o", tmp_path / "again", *once, *more) == 0
+    assert not (tmp_path / "again" / "baseline").exists()
+
+
+def test_wrong_bases_are_named(
+    run: Path, reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpt = AutoModelForSequenceClassification.from_config(
+        AutoConfig.for_model("gpt2", n_embd=8, n_layer=1, n_head=2, vocab_size=99)
+    )
+    gpt.save_pretrained(tmp_path / "gpt")
+    for file in base.glob("tokenizer*"):
+        (tmp_path / "gpt" / file.name).write_bytes(file.read_bytes())
+    tiny("bert", max_position_embeddings=16).save_pretrained(tmp_path / "short")
+    for file in base.glob("tokenizer*"):
+        (tmp_path / "short" / file.name).write_bytes(file.read_bytes())
+    lines = (reviews.read_text()).replace(",pos", ",good")
+    (tmp_path / "other.csv").write_text(lines)
+    for number, (data, words, code, message) in enumerate((
+        (reviews, ["--base", tmp_path / "gpt"], 4, "the architecture 'gpt2' is not supported: retrofit takes bert"),
+        (reviews, ["--base", tmp_path / "none"], 4, "none' cannot be loaded"),
+        (reviews, ["--base", tmp_path / "short"], 2, "the base has 16 positions: lower --max-length"),
+        (reviews, ["--base", base, "--preset", "tiny"], 2, "the preset base is for --base, and only it"),
+        (reviews, ["--preset", "base"], 2, "the preset base is for --base, and only it"),
+        (reviews, ["--delta"], 2, "goes with --base"),
+        (reviews, ["--base", base, "--set", "dense_epochs=-1"], 2, "dense_epochs=-1: give a whole number"),
+        (reviews, ["--base", base, "--set", "ranking=best"], 2, "ranking='best': give one of importance, random"),
+        (reviews, ["--base", base, "--set", "model.target_budget=2"], 2, "target_budget=2: give fractions"),
+        (reviews, ["--base", base, "--set", "model.hidden_size=8"], 2, "hidden_size=8: it is the base's, 32"),
+        (tmp_path / "other.csv", ["--base", run / "baseline"], 4, "has the labels neg, pos, and these are wanted"),
+    )):  # fmt: skip
+        assert command("train", data, *words, "-o", tmp_path / f"run{number}") == code, words
+        assert message in capsys.readouterr().err, words
+
+
+def test_an_encoder_without_a_classifier_is_not_fine_tuned(
+    reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = save_base(tmp_path / "base")
+    tensors = {k: v for k, v in load_file(base / "model.safetensors").items() if "classifier" not in k}
+    save_file(tensors, base / "model.safetensors", metadata={"format": "pt"})
+    words = ["--set", "dense_epochs=0", "--max-length", "32"]
+    assert command("train", reviews, "--base", base, "-o", tmp_path / "run", *words) == 2
+    assert "dense_epochs=0 is for a base that is fine-tuned already" in capsys.readouterr().err
+
+
+def test_a_run_that_stopped_in_its_dense_part_goes_on(reviews: Path, base: Path, tmp_path: Path) -> None:
+    folder, short = tmp_path / "run", [*FAST, "--epochs", "1", "--set", "dense_epochs=1"]
+    assert command("train", reviews, "--base", base, "-o", folder, *short) == 0
+    finished = (folder / "model.safetensors").read_bytes()
+    for path in [p for p in folder.iterdir() if p.name != "baseline" and not p.name.startswith("tokenizer")]:
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+    assert command("train", reviews, "--base", base, "-o", folder, *short) == 2  # it holds a run already
+    assert command("train", reviews, "--base", base, "-o", folder, *short, "--resume") == 0
+    assert (folder / "model.safetensors").read_bytes() == finished
