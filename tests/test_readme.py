@@ -30,7 +30,7 @@ def test_every_verb_and_make_target_exists() -> None:
     targets = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.M))
     checked = 0
     docs = (README, *((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("training.md", "speed.md")))
-    for line in "\n".join(block for text in docs for block in blocks("sh", text)).splitlines():
+    for line in "\n".join(block for text in docs for block in blocks("sh", text)).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
         if words[:1] == ["budgetformer"]:
             options = {name for parameter in verbs[words[1]].params for name in parameter.opts} | {"-h", "--help"}

@@ -182,7 +182,7 @@ with torch.inference_mode():
         model.encoder.blocks[0].attention(x, None, 1.0, None if dense else Dial("fixed", k / size.heads))
     else:
         model(ids, budget=None if dense else f"fixed:{k / size.heads}")
-    print(json.dumps({"peak": peak() - before}))
+    print(json.dumps({"peak": max(0, peak() - before)}))
 """
 
 

@@ -135,9 +135,7 @@ def test_a_head_that_nobody_chose_is_not_even_read() -> None:
     clean, _, ours, _ = both(model, batch, "fixed:0.5")
     for block in model.encoder.blocks:
         d = block.attention.qkv.in_features // 4
-        for part in range(3):
-            first = part * block.attention.qkv.in_features + 2 * d
-            block.attention.qkv.weight.data[first : first + d] = float("nan")
+        block.attention.qkv.weight.data[3 * 2 * d : 3 * 3 * d] = float("nan")
         block.attention.out.weight.data[:, 2 * d : 3 * d] = float("nan")
     graph = session(build(model, Dial.parse("fixed:0.5")).SerializeToString(), 1)
     _, _, poisoned, heads = both(model, batch, "fixed:0.5", graph)
