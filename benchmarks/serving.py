@@ -4,7 +4,7 @@
 
 Starts `budgetformer serve` and puts load on it from another process. Closed loop: so many clients, each waiting for its
 answer, with batching and without, in turns. Open loop: ten times the requests that were answered, on schedule, whatever
-the answers. Without RUN it serves an untrained model of the `small` preset's size: the same work, other answers.
+the answers. Without RUN it serves an untrained model of the `small` preset's size.
 """
 
 from __future__ import annotations
@@ -112,9 +112,8 @@ def requests(texts: int, seed: int = 0) -> list[bytes]:
     for _ in range(500):
         some = [" ".join(rng.choices(WORDS, k=rng.randint(3, 40))) for _ in range(texts)]
         body = json.dumps({"text": some[0]} if texts == 1 else {"texts": some}).encode()
-        head = "POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
-        head += f"Content-Length: {len(body)}\r\n\r\n"
-        made.append(head.encode() + body)
+        head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        made.append(head % len(body) + body)
     return made
 
 
