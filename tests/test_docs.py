@@ -88,8 +88,7 @@ class World:
 
     def serve(self, words: list[str]) -> None:
         self.stop()
-        words[words.index("--port") + 1] = "0"
-        started = [sys.executable, "-m", "budgetformer", *words]
+        started = [sys.executable, "-m", "budgetformer", *words, "--port", "0"]
         self.server = subprocess.Popen(started, stderr=subprocess.PIPE, text=True, cwd=self.folder)
         assert self.server.stderr is not None
         said = ""
