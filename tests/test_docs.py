@@ -65,7 +65,10 @@ class World:
             assert code == 0, (line, capsys.readouterr().err)
         elif words[0] == "curl":
             sent = [word.replace("localhost:8000", self.address) for word in words]
-            answer = subprocess.run(sent, capture_output=True, text=True, check=True).stdout
+            patient = (
+                "--fail --retry 60 --retry-delay 1 --retry-connrefused".split()
+            )  # it is not ready at once
+            answer = subprocess.run([*sent, *patient], capture_output=True, text=True, check=True).stdout
             assert "error" not in json.loads(answer), answer
         else:
             pytest.fail(f"{line}: no way to run this is known: add one, or a reason to NOT_RUN")
