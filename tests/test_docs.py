@@ -65,9 +65,8 @@ class World:
             assert code == 0, (line, capsys.readouterr().err)
         elif words[0] == "curl":
             sent = [word.replace("localhost:8000", self.address) for word in words]
-            patient = (
-                "--fail --retry 60 --retry-delay 1 --retry-connrefused".split()
-            )  # it is not ready at once
+            # The service says where it is before it is ready.
+            patient = ["--fail", "--retry", "60", "--retry-delay", "1", "--retry-connrefused"]
             answer = subprocess.run([*sent, *patient], capture_output=True, text=True, check=True).stdout
             assert "error" not in json.loads(answer), answer
         else:
