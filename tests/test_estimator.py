@@ -217,7 +217,7 @@ def test_pipelines_searches_and_cross_validation() -> None:
         ({"X": [(text, "") for text in X]}, ValueError, r"X\[0, 1\] is empty"),
         ({"X": [(text, text, text) for text in X]}, ValueError, r"X has shape \(60, 3\): give a sequence of texts"),
         ({"X": [*X[:59], ("a", "b")]}, TypeError, r"X\[59\] is a tuple"),
-        ({"X": [("a", "b", "c"), *[("a", "b")] * 59]}, ValueError, "X is a list without a shape: give a sequence"),
+        ({"X": [("a", "b", "c"), *[("a", "b")] * 59]}, TypeError, r"X\[0\] is a tuple"),
         ({"X": (text for text in X)}, ValueError, "X is a generator without a shape: give a sequence"),
         ({"X": []}, ValueError, "X holds no text"),
         ({"X": X[:59]}, ValueError, r"inconsistent numbers of samples: \[59, 60\]"),

@@ -17,7 +17,10 @@ SAYS = {
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
 def test_example(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert len(example.read_text(encoding="utf-8").splitlines()) <= 40
+    source = example.read_text(encoding="utf-8")
+    assert len(source.splitlines()) <= 40
+    if "sys.argv" in source:
+        pytest.skip("wants a model and data of the reader's own")
     runpy.run_path(str(example), run_name="__main__")
     out = capsys.readouterr().out
     assert [line for line in SAYS[example.name] if line not in out] == [], out

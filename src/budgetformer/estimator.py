@@ -206,8 +206,6 @@ def _strings(X: Any) -> NDArray[np.object_]:
         cells = np.asarray(X, dtype=object)
     except ValueError:  # numpy's word for rows of different lengths
         cells = np.empty((), object)
-    if cells.ndim == 1 and any(isinstance(cell, tuple | list) for cell in cells):  # or numpy says it so
-        cells = np.empty((), object)
     if cells.ndim == 1:
         cells = cells[:, None]
     if cells.ndim != 2 or cells.shape[1] not in (1, 2):
