@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.timing import take_turns
 from budgetformer.data import DataSource, encode, load_tokenizer, open_data
 from budgetformer.evaluation import run_model, summarize, wilson
@@ -252,6 +253,7 @@ def main() -> None:
             sub.add_argument("--batches", type=int, nargs="+", default=[1, 32])
             sub.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
+    quiet_libraries()
     options.verb(options)
 
 
