@@ -145,15 +145,26 @@ def test_rows_without_labels_will_do(run: Path, tmp_path: Path, capsys: pytest.C
     assert "accuracy" not in captured.out
 
 
-def test_without_the_runs_data_rows_are_made_up(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"data": {"data": "gone.csv"}}, "gone.csv: no such file"),
+        ({"data": {"data": "-"}}, "they came from standard input"),
+        ({"data_fingerprint": "another"}, "reviews.csv has changed since"),
+    ],
+)
+def test_without_the_runs_data_rows_are_made_up(
+    change: dict[str, Any], reason: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     moved = tmp_path / "moved"
-    shutil.copytree(run, moved)
+    shutil.copytree(run, moved, ignore=shutil.ignore_patterns("checkpoints"))
     record = json.loads((moved / "run.json").read_text())
-    record["data"]["data"] = "gone.csv"
+    record = {**record, **change, "data": {**record["data"], **change.get("data", {})}}
     (moved / "run.json").write_text(json.dumps(record))
     assert command("export", str(moved), "-o", str(tmp_path / "out")) == 0
     captured = capsys.readouterr()
-    assert "the run's own rows cannot be had (gone.csv: no such file" in captured.err
+    assert "the run's own rows cannot be had" in captured.err
+    assert reason in captured.err
     assert "checked on 256 made-up rows of random tokens" in captured.out
 
 

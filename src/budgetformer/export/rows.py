@@ -44,6 +44,8 @@ def find_rows(
         if trained.data == "-":
             raise DataError("they came from standard input")
         data = open_data(trained)
+        if data.fingerprint != record["data_fingerprint"]:
+            raise DataError(f"{trained.data} has changed since")
         split = "test" if "test" in data.splits else "validation"
         return _labelled(data, split, tokenizer, record, _OWN_ROWS)
     except BudgetFormerError as error:
