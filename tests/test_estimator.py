@@ -62,7 +62,7 @@ def test_it_learns(fitted: BudgetFormerClassifier) -> None:
     assert [epoch["epoch"] for epoch in fitted.history_] == list(range(1, 9))
 
 
-def test_every_kind_of_sequence_is_the_same_text(fitted: BudgetFormerClassifier) -> None:
+def test_every_kind_of_sequence_is_the_same_text(fitted: BudgetFormerClassifier, tmp_path: Path) -> None:
     expected = fitted.predict_proba(X)
     for same in (
         tuple(X),
@@ -77,8 +77,10 @@ def test_every_kind_of_sequence_is_the_same_text(fitted: BudgetFormerClassifier)
     frame = pd.DataFrame({"review": X})
     model = quick().fit(frame, Y)
     assert model.feature_names_in_.tolist() == ["review"]
-    with pytest.raises(ValueError, match="feature names should match"):
-        model.predict(frame.rename(columns={"review": "text"}))
+    model.save(tmp_path / "run")
+    for same in (model, BudgetFormerClassifier.load(tmp_path / "run")):
+        with pytest.raises(ValueError, match="feature names should match"):
+            same.predict(frame.rename(columns={"review": "text"}))
 
 
 def test_pairs(of_pairs: BudgetFormerClassifier) -> None:

@@ -122,6 +122,8 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if not isinstance(self.random_state, numbers.Integral):
             parameters["random_state"] = None
         about = {"parameters": parameters, "classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
+        if hasattr(self, "feature_names_in_"):
+            about["columns"] = self.feature_names_in_.tolist()
         with _apart():
             self._scorer.model.save_pretrained(folder)
             self._scorer.tokenizer.save_pretrained(folder)
@@ -142,6 +144,8 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             raise ModelError(f"{folder} was trained for {record['task']}: this needs one label a text")
         if about := record.pop("estimator", None):
             self.classes_ = np.array(about["classes"], np.dtype(about["dtype"]))
+            if "columns" in about:
+                self.feature_names_in_ = np.array(about["columns"], object)
             return self.set_params(**about["parameters"])  # type: ignore[no-any-return]
         options = dict(record["recipe"])
         own = {name: options.pop(name) for name in ("preset", *_RECIPE)}
