@@ -312,23 +312,24 @@ def test_time_runs_out_with_504_and_work_not_begun_is_dropped() -> None:
 
 def test_a_body_that_never_comes_is_given_up() -> None:
     async def scene(client: Client) -> None:
-        async def receive() -> Any:
-            await asyncio.Event().wait()
-
-        out: list[Any] = []
-
-        async def send(message: Any) -> None:
-            out.append(message)
-
-        scope = {
-            "type": "http", "method": "POST", "path": "/predict", "headers": [(b"content-type", b"application/json")],
-            "query_string": b"",
-        }  # fmt: skip
-        await client.app(scope, receive, send)
-        assert out[0]["status"] == 408
-        assert json.loads(out[1]["body"])["error"]["code"] == "request_timeout"
+        status, headers, answer = await client.send("POST", "/predict", [])
+        assert (status, headers["connection"]) == (408, "close")
+        assert json.loads(answer)["error"]["code"] == "request_timeout"
 
     play(scene, settings=Settings(RUN, timeout=0.01))
+
+
+def test_bodies_on_their_way_take_places_too() -> None:
+    async def scene(client: Client) -> None:
+        gone = asyncio.Event()
+        slow = [asyncio.create_task(client.send("POST", "/predict", [], gone=gone)) for _ in range(4)]
+        await asyncio.sleep(0)
+        assert (await client.json("/predict", {"text": "good"}))[1]["error"]["code"] == "queue_full"
+        gone.set()
+        await asyncio.gather(*slow)
+        assert (await client.json("/predict", {"text": "good"}))[0] == 200
+
+    play(scene)
 
 
 def test_the_key_guards_all_but_health_and_readiness(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -92,12 +92,13 @@ class Batcher:
         self._rows: list[Row] = []
         self._changed = threading.Condition()
         self._closed = False
-        self._threads = [
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (("tokenizer", self._tokenize), ("model", self._serve))
-        ]
+        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
+        """Start the threads; after `close`, once more."""
+        self._closed = False
+        works = (("tokenizer", self._tokenize), ("model", self._serve))
+        self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works]
         for thread in self._threads:
             thread.start()
 

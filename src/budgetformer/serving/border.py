@@ -27,12 +27,13 @@ class Border:
     def __init__(self, app: ASGIApp, service: Service, key: str | None) -> None:
         self._app, self._service, self._limits = app, service, service.settings
         self._key = key.encode() if key else None
+        self._inside = 0  # requests with a body, from their head to their answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        began, status = time.perf_counter(), 0
+        began, status, posts = time.perf_counter(), 0, 0
 
         async def sending(message: Message) -> None:
             nonlocal status
@@ -43,6 +44,8 @@ class Border:
         try:
             headers = dict(scope["headers"])
             self._admit(scope, headers)
+            posts = scope["method"] == "POST"
+            self._inside += posts
             deadline = asyncio.get_running_loop().time() + self._limits.timeout
             scope["state"] = {**scope.get("state", {}), "deadline": deadline}
             await self._app(scope, self._limited(receive, headers, deadline), sending)
@@ -54,6 +57,7 @@ class Border:
             if not status:
                 await self._service.answer(error)(scope, receive, sending)
         finally:
+            self._inside -= posts
             path = _label(scope)
             self._service.metrics.requests.labels(path, status).inc()
             self._service.metrics.latency.labels(path).observe(time.perf_counter() - began)
@@ -69,14 +73,14 @@ class Border:
             )  # fmt: skip
         if scope["method"] == "POST":
             self._service.check_ready()
-            if self._service.inside >= self._limits.queue:
-                raise busy("queue_full", f"{self._service.inside} texts are waiting, as many as may")
+            if max(self._service.inside, self._inside) >= self._limits.queue:  # bodies need memory before they count
+                raise busy("queue_full", f"{self._limits.queue} texts are waiting, and no more may wait")
 
     def _limited(self, receive: Receive, headers: dict[bytes, bytes], deadline: float) -> Receive:
         """`receive`, with an end to the body's size and time."""
         size, ended = 0, False
         length = headers.get(b"content-length", b"0")
-        declared = int(length) if length.isdigit() else 0
+        declared = int(length[:20]) if length.isdigit() else 0
 
         async def limited() -> Message:
             nonlocal size, ended

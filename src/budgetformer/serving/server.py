@@ -70,7 +70,9 @@ def _worker(settings: Settings) -> FastAPI:
 
     for file in Path(os.environ[_METRICS]).glob("gauge_live*.db"):  # of workers that died
         pid = int(file.stem.rpartition("_")[2])
-        if not Path(f"/proc/{pid}").exists():
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
             mark_process_dead(pid)  # type: ignore[no-untyped-call]
     try:
         return build(settings)

@@ -68,7 +68,7 @@ class Service:
     @contextmanager
     def _places(self, texts: int) -> Iterator[None]:
         if self.inside + texts > self.settings.queue:
-            raise busy("queue_full", f"{self.inside} texts are waiting, and {self.settings.queue} may")
+            raise busy("queue_full", f"{self.inside} texts are waiting, and {self.settings.queue} may wait")
         self.inside += texts
         self.metrics.queue.set(self.inside)
         try:
