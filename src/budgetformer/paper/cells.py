@@ -23,6 +23,7 @@ class Cell:
     seed: int
     model: Mapping[str, Any] = field(default_factory=dict, hash=False)
     fraction: float = 1.0
+    recipe: Mapping[str, Any] = field(default_factory=dict, hash=False)  # what else of the scale's recipe it changes
 
     @property
     def name(self) -> str:
@@ -36,7 +37,7 @@ class Cell:
     def to_json(self) -> dict[str, Any]:
         """Plain data from which `Cell(**data)` makes the same cell."""
         return {"dataset": self.dataset, "variant": self.variant, "seed": self.seed, "model": dict(self.model),
-                "fraction": self.fraction}  # fmt: skip
+                "fraction": self.fraction, "recipe": dict(self.recipe)}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ class Plan:
 
     def recipe(self, cell: Cell) -> Recipe:
         tokenizer = "bert-base-uncased" if self.scale.name == "paper" else str(self.tokenizer(cell.dataset))
-        return self.scale.recipe_for(cell.dataset, cell.model, tokenizer)
+        chosen = self.scale.recipe_for(cell.dataset, cell.model, tokenizer)
+        return chosen.changed(cell.recipe, where=f"cell {cell.name}")
 
     def tokenizer(self, dataset: str) -> Path:
         """Where the tokenizer of a data set lies: one for all its cells, so that vocabularies are the same."""
@@ -92,13 +94,14 @@ class Plan:
         return float(rows * training.epochs * training.max_length * layers * width * (4 * width + 2 * inner))
 
     def each(
-        self, dataset: str, variant: str, model: Mapping[str, Any] | None = None, fraction: float = 1.0
-    ) -> list[Cell]:
+        self, dataset: str, variant: str, model: Mapping[str, Any] | None = None, fraction: float = 1.0,
+        recipe: Mapping[str, Any] | None = None,
+    ) -> list[Cell]:  # fmt: skip
         """One cell a seed; none where the data set was not asked for."""
         if dataset not in self.datasets:
             return []
         seeds = self.seeds[:1] if variant == TFIDF else self.seeds
-        return [Cell(dataset, variant, seed, model or {}, fraction) for seed in seeds]
+        return [Cell(dataset, variant, seed, model or {}, fraction, recipe or {}) for seed in seeds]
 
     def learned(self, dataset: str, fraction: float = 1.0) -> list[Cell]:
         return self.each(dataset, "learned", None, fraction)
@@ -112,21 +115,25 @@ class Plan:
         options = {"num_hidden_layers": layers, "num_attention_heads": heads, **self.scale.model_scale}
         kind = "dense" if allocator == "all" else allocator
         ordinary = {"num_hidden_layers": 4, "num_attention_heads": 8, **self.scale.model}
-        if all(ordinary.get(key) == value for key, value in options.items()):
+        if not self.scale.model_scale_recipe and all(ordinary.get(key) == value for key, value in options.items()):
             return self.dense("snli") if allocator == "all" else self.learned("snli")
-        return self.each("snli", f"{kind}-{shape}", {**options, "allocator": allocator})
+        model = {**options, "allocator": allocator}
+        return self.each("snli", f"{kind}-{shape}", model, recipe=self.scale.model_scale_recipe)
+
+    def ablated(self, name: str) -> list[Cell]:
+        return self.each("snli", name, ABLATIONS[name], recipe=_ABLATED_RECIPES.get(name))
 
     def fixed(self, dataset: str, budget: float) -> list[Cell]:
         return self.each(dataset, f"fixed-{budget:g}", {"allocator": "fixed", "fixed_budget": budget})
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What decides a result: not where the tokenizer lies."""
-    return {key: value for key, value in recipe.items() if key not in ("tokenizer", "checkpoint_minutes")}
+    """What decides a result: not where the tokenizer lies. A key that the record does not know yet has its default."""
+    known = {**Recipe().to_json(), **recipe}
+    return {key: value for key, value in known.items() if key not in ("tokenizer", "checkpoint_minutes")}
 
 
 TFIDF = "tfidf"
-_SMALL = PRESETS["small"].model
 
 # SNLI, learned: what the paper leaves open or says twice, and what we do otherwise.
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -136,7 +143,8 @@ ABLATIONS: dict[str, dict[str, Any]] = {
     "topk-from-half": {"topk_from": 0.5},
     "renormalized": {"renormalize": True},
     "topk-renormalized": {"topk_from": 0.0, "renormalize": True},
-    "price": {"cost_weight": 0.05},
+    "price": {"cost_weight": 0.005},
     "pool-padding": {"pool_padding": True},
-    "ours": {key: value for key, value in _SMALL.items() if key != "scale_embeddings"},
+    "ours": dict(PRESETS["small"].model),
 }
+_ABLATED_RECIPES: dict[str, dict[str, Any]] = {"ours": {"gate_rate": PRESETS["small"].gate_rate}}

@@ -50,7 +50,7 @@ def snli(plan: Plan) -> list[Cell]:
 def ablation(plan: Plan) -> list[Cell]:
     return [
         *plan.learned("snli"),
-        *(c for name, options in ABLATIONS.items() for c in plan.each("snli", name, options)),
+        *(c for name in ABLATIONS for c in plan.ablated(name)),
     ]
 
 
