@@ -59,7 +59,7 @@ def bare_loop(predictor: Predictor, batches: list[Any]) -> float:
 
 
 def speed(folder: Path, rows: int, blocks: int) -> dict[str, Any]:
-    predictor = Predictor(folder / "run")
+    predictor = Predictor.from_run(folder / "run")
     seconds = {"predict": 0.0, "bare loop": 0.0}
     for block in range(blocks + 1):  # the first warms up
         data = folder / "block.csv"

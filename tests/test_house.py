@@ -25,8 +25,8 @@ FLOORS = [
     {"report"},
     {"calibration"},
     {"training"},
-    {"paper", "scoring", "export"},
-    {"serving", "estimator"},
+    {"paper", "scoring"},
+    {"export", "serving", "estimator"},
     {"cli"},
     {"__main__"},
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +26,27 @@ _TIMED = 32  # texts, one by one
 _SECONDS = 10.0  # for all positions together
 
 
+def operating_points(run: Path) -> dict[str, str]:
+    """The names that `calibrate` gave to places on the run's dial; none where it was not calibrated."""
+    file = run / "calibration.json"
+    if not file.exists():
+        return {}
+    try:
+        points = json.loads(file.read_text(encoding="utf-8"))["points"]
+        return {name: str(point["dial"]) for name, point in points.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{file} cannot be read ({error}): calibrate the run again") from None
+
+
 def read_dial(text: str | None, run: Path) -> Dial:
     """A dial as it is written, or the name of one of the run's operating points."""
-    file = run / "calibration.json"
-    points: dict[str, Any] = {}
-    if text and file.exists():
-        try:
-            points = json.loads(file.read_text(encoding="utf-8"))["points"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{file} cannot be read ({error}): calibrate the run again") from None
-    if text in points:
-        return Dial.parse(points[text]["dial"])
+    return named_dial(text, operating_points(run) if text else {})
+
+
+def named_dial(text: str | None, points: Mapping[str, str]) -> Dial:
+    """A dial as it is written, or by name."""
     try:
-        return Dial.parse(text)
+        return Dial.parse(points.get(text, text) if text else text)
     except UsageError as error:
         named = f"; or one of this run's points: {', '.join(points)}" if points else ""
         raise UsageError(f"{error}{named}") from None

@@ -284,6 +284,11 @@ def test_dials_read_as_they_print(text: str) -> None:
     assert str(Dial.parse(text)) == text
 
 
+@given(st.sampled_from(["fixed", "max", "mean", "override"]), st.floats(0, 1))
+def test_a_dial_prints_what_reads_back_the_same(mode: str, value: float) -> None:
+    assert Dial.parse(str(Dial(mode, value))) == Dial(mode, value)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     "text", ["fixed", "fixed:", "fixed:x", "fixed:1.5", "max:-1", "fixed:nan", "half", "full:1", ""]
 )

@@ -36,7 +36,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(run: Path) -> Predictor:
-    return Predictor(run)
+    return Predictor.from_run(run)
 
 
 @pytest.fixture(scope="module")
@@ -283,7 +283,7 @@ def test_long_texts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["{run}", "{data}", "-o", "{new}", "--text", "txt"], 3, "did you mean 'text'"),
         (["{run}", "{data}", "-o", "{new}", "--text-pair", "note"], 2, "trained on single texts"),
         (["{run}", "{data}", "-o", "{new}", "--split", "test"], 2, "has no such split, only train"),
-        (["{run}", "{data}", "-o", "{new}", "--engine", "spark"], 2, "choose local or ray"),
+        (["{run}", "{data}", "-o", "{new}", "--engine", "spark"], 2, "choose local, onnx or ray"),
         (["{run}", "{data}", "-o", "{new}", "--engine", "ray"], 2, "is no folder of data files"),
         (["{run}", "{data}", "-o", "{new}", "--bad-rows", "keep"], 2, "bad_rows is 'keep'"),
         (["{pair_run}", "{data}", "-o", "{new}"], 3, "no column 'premise', which the run was trained on"),

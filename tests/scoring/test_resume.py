@@ -41,7 +41,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(run: Path) -> Predictor:
-    return Predictor(run)
+    return Predictor.from_run(run)
 
 
 @pytest.fixture(scope="module")

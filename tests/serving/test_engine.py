@@ -18,7 +18,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.nn.allocation import Dial
 from budgetformer.scoring import Scorer
 from budgetformer.serving.app import make_app
-from budgetformer.serving.engine import Engine, parse_dial
+from budgetformer.serving.engine import Engine
 from budgetformer.serving.settings import Settings
 
 
@@ -73,9 +73,29 @@ def test_the_self_test_finds_weights_that_are_not_numbers(run: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["random", "override:0.5", "half"])
-def test_only_dials_that_repeat_themselves_are_served(text: str) -> None:
+def test_only_dials_that_repeat_themselves_are_served(run: Path, text: str) -> None:
     with pytest.raises(UsageError, match="learned, full, fixed:X"):
-        parse_dial(text)
+        engine_of(run).dial(text)
+
+
+def test_operating_points_are_served_by_name(tmp_path: Path) -> None:
+    folder = write_run(tmp_path / "run")
+    (folder / "calibration.json").write_text(json.dumps({"points": {"max-drop-0.5": {"dial": "max:0.5"}}}))
+    engine = Engine(Settings(folder, budget="max-drop-0.5"))
+    assert engine.budget == Dial("max", 0.5) == engine.dial("max-drop-0.5")
+    with pytest.raises(UsageError, match=r"one of this run's points: max-drop-0\.5"):
+        engine.dial("max-drop-1")
+
+    async def main() -> None:
+        async with running(make_app(engine, Settings(folder))) as client:
+            assert "max-drop-0.5" in json.loads((await client.send("GET", "/info"))[2])["budgets"]
+            status, answer = await client.json("/predict", {"text": TEXTS[0], "budget": "max-drop-0.5"})
+            assert (status, answer["budget"]) == (200, "max:0.5")
+            status, answer = await client.json("/predict", {"text": TEXTS[0], "budget": "mean:0.5"})
+            assert status == 422
+            assert "max-drop-0.5" in answer["error"]["hint"]
+
+    asyncio.run(main())
 
 
 def test_several_labels_and_numbers(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 
 from budgetformer.nn.allocation import Dial
 from budgetformer.serving.engine import Engine, Piece, Result, Text
+from budgetformer.serving.settings import DIALS
 
 RUN = Path("run")
 
@@ -25,6 +26,7 @@ class ToyEngine(Engine):
         self.task, self.labels, self.max_tokens = "single_label_classification", ["bad", "good"], 16
         self.layers, self.heads, self.possible = 2, 4, 8
         self.pairs, self.hash, self.budget = pairs, "0" * 16, Dial()
+        self.points, self.dials = {}, DIALS
         self.fails = fails
         self.gate = threading.Event()
         self.gate.set()

@@ -11,6 +11,7 @@ import typer
 
 from budgetformer.data.locate import DataSource
 
+BUDGET = "learned, full, fixed:X, max:X, mean:X, or an operating point's name (see calibrate)."
 HELP = {
     "data": "A CSV, TSV, JSON lines (also .gz, .xz) or Parquet file, a directory of train/validation/test files, "
     "a named data set (imdb, ag_news, dbpedia_14, snli, yelp_review_full), demo:imdb, demo:rotten_tomatoes, "

@@ -28,6 +28,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, at any budget.")] = False,
 ) -> None:
     """Show which heads RUN uses for a text, where they look and what they cost, as one HTML file."""
+    from budgetformer.calibration import read_dial
     from budgetformer.cli.show import print_json, quiet_libraries
     from budgetformer.errors import ModelError, UsageError
     from budgetformer.serving import explain as page
@@ -37,6 +38,7 @@ def explain(
     if compare_pair is not None and compare is None:
         raise UsageError("--compare-pair without --compare: give the other text too")
     texts = [(text, text_pair)] + ([(compare, compare_pair)] if compare is not None else [])
+    budget = str(read_dial(budget, run))
     model, tokenizer, record = load_run(run)
     for _, second in texts:
         if record.get("pairs") in (True, False) and (second is not None) != record["pairs"]:

@@ -26,17 +26,17 @@ def export(
     """Write RUN as an ONNX graph that skips heads, once it agrees with the model on real rows."""
     from budgetformer.cli.show import print_json, quiet_libraries
     from budgetformer.errors import UsageError
-    from budgetformer.nn.allocation import Dial
 
     if format_ != "onnx":
         raise UsageError(f"--format {format_!r}: give onnx")
-    dial = Dial.parse(budget)
     quiet_libraries()
+    from budgetformer.calibration import read_dial
     from budgetformer.export.run import export_run
 
-    result = export_run(
-        run, output, dial=dial, int8=int8, rows=rows, say=lambda line: print(line, file=sys.stderr, flush=True)
-    )
+    def say(line: str) -> None:
+        print(line, file=sys.stderr, flush=True)
+
+    result = export_run(run, output, dial=read_dial(budget, run), int8=int8, rows=rows, say=say)
     print_json(result) if as_json else _print(result, output)
 
 

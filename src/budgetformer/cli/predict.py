@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from budgetformer.cli import app
-from budgetformer.cli.data_flags import HELP
+from budgetformer.cli.data_flags import BUDGET, HELP
 from budgetformer.data.locate import DataSource
 from budgetformer.errors import UsageError
 
@@ -24,7 +24,9 @@ def _data(flag: str) -> Any:
 
 @app.command()
 def predict(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The directory of a run; with onnx, of an export.", show_default=False)
+    ],
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help="A file, a folder of files, - or a data set, as for train.")
     ] = None,
@@ -33,7 +35,7 @@ def predict(
     output: Annotated[
         Path | None, typer.Option("-o", "--output", help=".csv, .tsv, .jsonl (each also .gz) or .parquet.")
     ] = None,
-    budget: Annotated[str, typer.Option(help="learned, full, fixed:X or max:X.")] = "learned",
+    budget: Annotated[str | None, typer.Option(help=BUDGET)] = None,
     top: Annotated[int, typer.Option(help="The best N labels with their scores.")] = 1,
     probabilities: Annotated[bool, typer.Option("--probabilities", help="The probability of every label.")] = False,
     long: Annotated[
@@ -43,7 +45,7 @@ def predict(
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only the I-th of N equal parts.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
-    engine: Annotated[str, typer.Option(help="local, or ray: a folder's files on a Ray cluster.")] = "local",
+    engine: Annotated[str, typer.Option(help="local; onnx: an export; ray: a folder's files on a cluster.")] = "local",
     workers: Annotated[int | None, typer.Option(help="With ray: how many models run (default: one a CPU).")] = None,
     encoding: Annotated[str, _data("encoding")] = "utf-8",
     bad_rows: Annotated[str, _data("bad_rows")] = "error",
@@ -60,20 +62,28 @@ def predict(
     from budgetformer.scoring.job import Predictor, Request
 
     quiet_libraries()
+    if engine not in ("local", "onnx", "ray"):
+        raise UsageError(f"--engine {engine}: choose local, onnx or ray")
+
+    def predictor() -> Predictor:
+        if engine == "onnx":
+            from budgetformer.export.scorer import onnx_predictor
+
+            return onnx_predictor(run, budget=budget, long=long)
+        return Predictor.from_run(run, budget=budget, long=long)
+
     if data is None:
         if text is None:
             raise UsageError("nothing to predict: give a file (or - for standard input), or a text with --text")
         if output:
             raise UsageError(f"-o {output} goes with a file; a single --text is printed: leave -o out")
-        _one(Predictor(run, budget=budget, long=long), text, text_pair, top, probabilities, as_json)
+        _one(predictor(), text, text_pair, top, probabilities, as_json)
         return
     source = DataSource(
         data, text=text, text_pair=text_pair, encoding=encoding, bad_rows=bad_rows, quarantine=quarantine,
         data_dir=data_dir, offline=offline,
     )  # fmt: skip
     request = Request(source, output, split, top, probabilities, shard, resume, overwrite)
-    if engine not in ("local", "ray"):
-        raise UsageError(f"--engine {engine}: choose local or ray")
     summary: Summary | None
     try:
         if engine == "ray":
@@ -81,7 +91,7 @@ def predict(
 
             summary = predict_folder(run, request, budget=budget, long=long, workers=workers, say=_say)
         else:
-            summary = Predictor(run, budget=budget, long=long).predict(request, _say)
+            summary = predictor().predict(request, _say)
     except BrokenPipeError:  # whoever read our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from budgetformer.cli import app
+from budgetformer.cli.data_flags import BUDGET
 
 
 @app.command()
@@ -16,7 +17,7 @@ def serve(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 opens it to others.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
-    budget: Annotated[str, typer.Option(help="The dial: learned, full, fixed:X, max:X.")] = "learned",
+    budget: Annotated[str, typer.Option(help=BUDGET)] = "learned",
     workers: Annotated[int, typer.Option(help="Processes, each with its own model.", min=1)] = 1,
     threads: Annotated[int | None, typer.Option(help="Threads of a worker (default: cores / workers).", min=1)] = None,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch, with padding; 1: no batching.")] = 8192,

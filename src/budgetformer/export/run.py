@@ -17,6 +17,7 @@ from budgetformer.export.network import GATE, build, check
 from budgetformer.export.rows import Say, find_rows
 from budgetformer.export.verify import check_equal, loss_of_quality, run_graph
 from budgetformer.nn.allocation import Dial
+from budgetformer.scoring.job import text_columns
 from budgetformer.training.checkpoint import write_directory, write_json
 from budgetformer.training.provenance import environment
 from budgetformer.training.run import load_run
@@ -60,7 +61,8 @@ def export_run(
         config.save_pretrained(staged)
         result.update({
             "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": "int8" if int8 else "fp32",
-            "labels": record["labels"], "task": config.task, "max_length": record["max_length"],
+            "labels": record["labels"], "text_columns": text_columns(record),
+            "task": config.task, "max_length": record["max_length"],
             "positions": config.max_position_embeddings, "vocabulary": config.vocab_size,
             "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
             "bytes": file.stat().st_size,

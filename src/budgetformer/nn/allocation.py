@@ -76,7 +76,8 @@ class Dial:
             raise UsageError(f"budget {self}: {self.value} is outside [0, 1]; it is the fraction of heads that run")
 
     def __str__(self) -> str:
-        return self.mode if self.value is None else f"{self.mode}:{self.value:g}"
+        """What `parse` reads back as the same dial."""
+        return self.mode if self.value is None else f"{self.mode}:{float(self.value)!r}".removesuffix(".0")
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ def predict_folder(
         import ray.data
     except ImportError:
         raise MissingExtraError("ray", "ray") from None
-    Predictor(run, budget=budget, long=long)  # what is wrong with the run is better said here than by every worker
+    Predictor.from_run(run, budget=budget, long=long)  # a bad run is better refused here than by every worker
     with explained(output):
         output.mkdir(parents=True, exist_ok=True)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -74,7 +74,7 @@ class _Worker:
     """One model; scores one file at a call, and says what went wrong instead of raising it."""
 
     def __init__(self, run: str, budget: str | None, long: str, request: Request) -> None:
-        self.predictor, self.request = Predictor(Path(run), budget=budget, long=long), request
+        self.predictor, self.request = Predictor.from_run(Path(run), budget=budget, long=long), request
 
     def __call__(self, task: dict[str, Any]) -> dict[str, Any]:
         source = replace(self.request.source, data=task["file"], quarantine=None)

@@ -25,7 +25,7 @@ from budgetformer.errors import DataError, UsageError
 from budgetformer.scoring.answers import Answers
 from budgetformer.scoring.pieces import Pieces, TextError
 from budgetformer.scoring.rows import Window, fingerprint, open_input, parquet_schema, read_shard
-from budgetformer.scoring.scorer import Scorer, Scores
+from budgetformer.scoring.scorer import AnyScorer, Scorer, Scores
 from budgetformer.scoring.sinks import Sink, format_of, make_sink
 from budgetformer.training.checkpoint import check_identity, read_json, write_json
 from budgetformer.training.view import View
@@ -68,14 +68,16 @@ class Summary:
 
 
 class Predictor:
-    """A run that is ready to score files."""
+    """A scorer that is ready to score files; `text_columns` are those it was trained on, `model` a digest of it."""
 
-    def __init__(self, run: Path, *, budget: str | None = None, long: str = "cut") -> None:
-        self.scorer = Scorer.from_run(run, budget, long)
-        record = read_json(run / "run.json", "give the directory of a run")
-        asked = [record["data"][name] for name in ("text", "text_pair")]
-        self.text_columns: list[str] = record.get("text_columns") or [name for name in asked if name]
-        self.model = _digest(run)
+    def __init__(self, scorer: AnyScorer, text_columns: list[str], model: str) -> None:
+        self.scorer, self.text_columns, self.model = scorer, text_columns, model
+
+    @classmethod
+    def from_run(cls, run: Path, *, budget: str | None = None, long: str = "cut") -> Predictor:
+        """The predictor of a finished run."""
+        scorer = Scorer.from_run(run, budget, long)
+        return cls(scorer, text_columns(read_json(run / "run.json", "give the directory of a run")), digest(run))
 
     def check_text(self, pair: str | None) -> None:
         """Refuse one text where the run reads two, and two where it reads one."""
@@ -100,8 +102,8 @@ class Predictor:
         data = open_input(source, self.text_columns, split=request.split, shard=(number, of), bad=bad)
         names = answers.names(data.present)
         say(data.columns.sentence() + _renamed(answers, names))
-        digest, about = fingerprint(data.tables)
-        identity = {"model": self.model, "input": digest, "options": self._options(request, data.columns.sentence())}
+        contents, about = fingerprint(data.tables)
+        identity = {"model": self.model, "input": contents, "options": self._options(request, data.columns.sentence())}
         if saved:
             check_identity(saved["identity"], identity)
         added = dict(zip(names, answers.kinds.values(), strict=True))
@@ -132,7 +134,7 @@ class _Job:
 
     def __init__(
         self,
-        scorer: Scorer,
+        scorer: AnyScorer,
         answers: Answers,
         names: list[str],
         sink: Sink,
@@ -246,10 +248,16 @@ def _renamed(answers: Answers, names: list[str]) -> str:
     return f"; written beside the input's own: {', '.join(changed)}" if changed else ""
 
 
-def _digest(run: Path) -> str:
+def text_columns(record: dict[str, Any]) -> list[str]:
+    """The columns that a run was trained on, from its run.json."""
+    asked = [record["data"][name] for name in ("text", "text_pair")]
+    return record.get("text_columns") or [name for name in asked if name]
+
+
+def digest(run: Path) -> str:
     """A digest of the files that answers come from."""
-    digest = hashlib.sha256()
-    for file in sorted([run / "config.json", run / "tokenizer.json", *run.glob("*.safetensors")]):
+    whole = hashlib.sha256()
+    for file in sorted([run / "config.json", run / "tokenizer.json", *run.glob("*.safetensors"), *run.glob("*.onnx")]):
         with file.open("rb") as stream:
-            digest.update(hashlib.file_digest(stream, "sha256").digest())
-    return digest.hexdigest()
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()

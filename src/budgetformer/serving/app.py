@@ -22,7 +22,7 @@ from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import Dial
 from budgetformer.scoring import TextError
 from budgetformer.serving.border import Border
-from budgetformer.serving.engine import Engine, Text, parse_dial
+from budgetformer.serving.engine import Engine, Text
 from budgetformer.serving.explain import page as explain_page
 from budgetformer.serving.messages import (
     AttentionMap,
@@ -37,7 +37,7 @@ from budgetformer.serving.messages import (
     responses,
 )
 from budgetformer.serving.service import Service
-from budgetformer.serving.settings import DIALS, Settings
+from budgetformer.serving.settings import Settings
 
 KEY = "BUDGETFORMER_API_KEY"
 _POLICY = (
@@ -98,10 +98,10 @@ def _looks(app: FastAPI, service: Service) -> None:
         """What is served, and what it accepts."""
         engine, settings = service.engine, service.settings
         limits = {name: asdict(settings)[name] for name in ("max_texts", "max_chars", "max_bytes", "timeout", "queue")}
-        budgets = [name if name in ("learned", "full") else f"{name}:X" for name in DIALS]
         return Info(
             model=engine.hash, task=engine.task, labels=engine.labels, pairs=engine.pairs, layers=engine.layers,
-            heads=engine.heads, max_tokens=engine.max_tokens, budget=str(engine.budget), budgets=budgets, limits=limits,
+            heads=engine.heads, max_tokens=engine.max_tokens, budget=str(engine.budget), budgets=_budgets(engine),
+            limits=limits,
             version=__version__,
         )  # fmt: skip
 
@@ -204,10 +204,15 @@ def _check(given: Any, service: Service) -> Text | Refusal:
 
 def _dial(given: str | None, service: Service) -> Dial:
     try:
-        return service.engine.budget if given is None else parse_dial(given)
+        return service.engine.budget if given is None else service.engine.dial(given)
     except UsageError:
-        hint = "give learned, full, fixed:X or max:X, X from 0 to 1"
+        hint = f"give one of {', '.join(_budgets(service.engine))}; X is from 0 to 1"
         raise Refusal(422, "invalid_budget", "the budget is not known", hint) from None
+
+
+def _budgets(engine: Engine) -> list[str]:
+    """What a request may give: dials, and the run's operating points by name."""
+    return [*(name if name in ("learned", "full") else f"{name}:X" for name in engine.dials), *engine.points]
 
 
 def _invalid(message: str) -> Refusal:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetformer.calibration import named_dial, operating_points
 from budgetformer.data import Encoded
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.nn.allocation import Dial
 from budgetformer.scoring import Scorer
+from budgetformer.scoring.job import digest
 from budgetformer.scoring.pieces import Pieces
 from budgetformer.serving.explain import attention, explain
 from budgetformer.serving.settings import DIALS, Settings
@@ -49,15 +49,25 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         folder = settings.run
-        self.budget = parse_dial(settings.budget)
         self._scorer = scorer = Scorer.from_run(folder)
         scorer.batch_tokens = settings.batch_tokens
-        config = scorer.model.config
+        config = scorer.config
+        self.points = operating_points(folder)
+        self.dials = (*DIALS, "mean") if config.allocator in ("ranked", "order") else DIALS
+        self.budget = self.dial(settings.budget)
         self.task, self.labels, self.max_tokens = scorer.task, scorer.labels, scorer.max_length
         self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads
         self.possible = self.layers * self.heads
         self.pairs: bool | None = read_json(folder / "run.json", "give the directory of a run").get("pairs")
-        self.hash = _digest(folder)
+        self.hash = digest(folder)[:16]
+
+    def dial(self, text: str) -> Dial:
+        """A dial from its text, or by the name of an operating point; the paper's ablations are refused."""
+        dial = named_dial(text, self.points)
+        if dial.mode not in self.dials:
+            shown = (f"{mode}:X" if mode in ("fixed", "max", "mean") else mode for mode in self.dials)
+            raise UsageError(f"budget {text!r} is not for this run's service: give one of {', '.join(shown)}")
+        return dial
 
     def encode(self, texts: Sequence[Text]) -> list[Piece]:
         """Tokenise texts that are all pairs or all not; long ones are cut."""
@@ -119,18 +129,3 @@ class Engine:
             sane = all(map(math.isfinite, result.values)) and 0 <= result.heads <= self.possible
             if not sane or not 0 < piece.tokens <= self.max_tokens:
                 raise ModelError("the model's answers are not finite, or it reads too much: train or copy it again")
-
-
-def parse_dial(text: str) -> Dial:
-    """A dial from its text; the paper's ablations are refused."""
-    dial = Dial.parse(text)
-    if dial.mode not in DIALS:
-        raise UsageError(f"budget {text!r} is for experiments: give learned, full, fixed:X or max:X")
-    return dial
-
-
-def _digest(folder: Path) -> str:
-    digest = hashlib.sha256()
-    for name in ("config.json", "tokenizer.json", "model.safetensors"):
-        digest.update((folder / name).read_bytes())
-    return digest.hexdigest()[:16]

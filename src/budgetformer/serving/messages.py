@@ -21,7 +21,7 @@ class TextBody(_Strict):
 
     text: str = Field(examples=["a film of rare warmth"])
     text_pair: str | None = None
-    budget: str | None = Field(None, description="learned, full, fixed:X or max:X; the service's own if not given")
+    budget: str | None = Field(None, description="One of /info's budgets; the service's own if not given")
 
 
 class HeadBody(TextBody):
@@ -38,7 +38,7 @@ class PredictBody(_Strict):
     text_pair: str | None = None
     texts: list[_Text] | None = None
     pairs: list[_Pair] | None = None
-    budget: str | None = Field(None, description="learned, full, fixed:X or max:X; the service's own if not given")
+    budget: str | None = Field(None, description="One of /info's budgets; the service's own if not given")
     top: int | None = Field(None, ge=1, le=1_000_000, description="return only so many of the likeliest labels")
 
 

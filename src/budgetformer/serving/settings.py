@@ -7,7 +7,7 @@ from pathlib import Path
 
 from budgetformer.errors import UsageError
 
-DIALS = ("learned", "full", "fixed", "max")  # those that give the same answer twice
+DIALS = ("learned", "full", "fixed", "max")  # those of every run that give the same answer twice
 
 
 @dataclass(frozen=True)
