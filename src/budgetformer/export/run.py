@@ -17,6 +17,7 @@ from budgetformer.export.network import GATE, build, check
 from budgetformer.export.rows import Say, find_rows
 from budgetformer.export.verify import check_equal, loss_of_quality, run_graph
 from budgetformer.nn.allocation import Dial
+from budgetformer.retrofit import BudgetedClassifier
 from budgetformer.scoring.job import text_columns
 from budgetformer.training.checkpoint import write_directory, write_json
 from budgetformer.training.provenance import environment
@@ -33,6 +34,11 @@ def export_run(
     runtime()
     _claim(target)
     model, tokenizer, record = load_run(folder)
+    if isinstance(model, BudgetedClassifier):
+        raise UsageError(
+            f"{folder} is a pretrained encoder with head budgets, whose graph is not ours to write: run it with torch, "
+            "or export a run that was trained without --base"
+        )
     check(model.config.allocator, dial)
     model.float()  # type: ignore[no-untyped-call]
     config = model.config
