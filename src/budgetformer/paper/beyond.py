@@ -21,7 +21,7 @@ _WORDS = {
     "topk-from-half": "top-k from half of training on",
     "renormalized": "weights renormalised over the kept heads",
     "topk-renormalized": "top-k in training, renormalised",
-    "price": "a price on s (cost_weight 0.05)",
+    "price": "a price on s (cost_weight 0.005)",
     "pool-padding": "gates pool padding too, as printed",
     "ours": "the small preset's model options (s counts heads, target 0.375)",
 }

@@ -105,9 +105,10 @@ def points(estimate: Estimate) -> str:
 def provenance(plan: Plan, store: Store, cells: Sequence[Cell]) -> dict[str, Any]:
     """Commit, machine, versions, seeds, data and cost of the cells behind a result."""
     here, found = environment(), store.get(cells)
-    there: Mapping[str, Any] = found[0].run["environment"] if found else here
+    made_by: list[Mapping[str, Any]] = [done.run["environment"] for done in found] or [here]
+    there = made_by[0]
     return {
-        "commit": there["commit"],
+        "commit": ", ".join(sorted({str(made["commit"]) for made in made_by})),
         "version": there["budgetformer"],
         "machine": there["cpu"] if not there["gpu"] else there["gpu"],
         "threads": there["threads"],
