@@ -11,7 +11,7 @@ were interrupted. All methods start from the same fine-tuned dense model and are
   static    the same without what the input adds
   paper     the paper's gates, w = s H p
   random    a random order that is not learned
-  michel    the order by gradient importance, applied to the fine-tuned model; and `michel-tuned`, trained on
+  michel    the order by gradient importance, applied to `dense`; and `michel-tuned`, trained on with that order
   frozen    `budgeted` frozen at a share of the heads
   tfidf     TF-IDF of words and pairs with logistic regression
 `time` compares the whole model and its attention blocks with Hugging Face's own, which uses SDPA, in one run.
@@ -20,18 +20,23 @@ were interrupted. All methods start from the same fine-tuned dense model and are
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.timing import take_turns
-from budgetformer.data import DataSource, encode, load_tokenizer, open_data
+from budgetformer.data import DataSource, Encoded, encode, load_tokenizer, open_data
 from budgetformer.evaluation import run_model, summarize, wilson
+from budgetformer.paper.probes import rows_of, some_rows
+from budgetformer.paper.statistics import over_rows
 from budgetformer.report import write_whole
 from budgetformer.report.figures import canvas
 from budgetformer.retrofit import BudgetedClassifier, load_base, load_model, rank_heads, retrofit
@@ -40,6 +45,7 @@ from budgetformer.training.provenance import environment
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train
 
+VALIDATION_ROWS = 1000
 LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}
 TRAINED: dict[str, dict[str, Any]] = {
     "budgeted": {"model": {"allocator": "ranked"}},
@@ -52,7 +58,26 @@ METHODS = ("dense", *TRAINED, "michel", "frozen", "tfidf")
 
 
 def source(options: argparse.Namespace, dataset: str) -> DataSource:
-    return DataSource(dataset, data_dir=options.data_dir, limit=options.rows, offline=True)
+    """The training rows and some validation rows, in files: the test rows are for `points` alone."""
+    folder = Path(options.runs) / dataset / "data"
+    if not folder.exists():
+        data = open_data(DataSource(dataset, data_dir=options.data_dir, limit=options.rows, offline=True))
+        part = folder.with_name("data.part")
+        part.mkdir(parents=True, exist_ok=True)
+        for split, most in (("train", None), ("validation", VALIDATION_ROWS)):
+            with (part / f"{split}.jsonl").open("w", encoding="utf-8") as file:
+                for e in itertools.islice(data.splits[split].examples(), most):
+                    pair = {} if e.text_pair is None else {"text_pair": e.text_pair}
+                    file.write(json.dumps({"text": e.text, **pair, "label": e.label}) + "\n")
+        part.rename(folder)
+    return DataSource(str(folder))
+
+
+def test_rows(options: argparse.Namespace, dataset: str, labels: list[str], tokenizer: Any) -> Encoded:
+    """All test rows, or so many drawn once."""
+    data = replace(open_data(DataSource(dataset, data_dir=options.data_dir, offline=True)), labels=labels)
+    whole = encode(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
+    return rows_of(whole, some_rows(whole, options.test_rows))
 
 
 def recipe(options: argparse.Namespace, dataset: str, base: Path | str, **changes: Any) -> Recipe:
@@ -60,13 +85,21 @@ def recipe(options: argparse.Namespace, dataset: str, base: Path | str, **change
     return Recipe.make(base=str(base), **words)
 
 
-def points(model: Any, encoded: Any, dials: list[str]) -> list[dict[str, Any]]:
-    """The curve on the test rows: what it scored, what it executed."""
+def points(model: Any, encoded: Encoded, dials: list[str], dense: Path) -> list[dict[str, Any]]:
+    """The curve on the test rows: what it scored, what it executed, and its difference from `dense`, row by row."""
     found = []
     for dial in dials:
-        e = summarize(run_model(model, encoded, dial), encoded, model.config, split="test", dial=dial)
+        outcome = run_model(model, encoded, dial)
+        e = summarize(outcome, encoded, model.config, split="test", dial=dial)
         cost = {k: e.cost[k] for k in ("flops_ratio", "attention_flops_ratio", "flops_per_text")}
-        found.append({"dial": dial, **e.quality["accuracy"], "k_over_h": e.budget["k_over_h"], **cost})
+        point = {"dial": dial, **e.quality["accuracy"], "k_over_h": e.budget["k_over_h"], **cost}
+        right = outcome.logits.argmax(1) == encoded.labels
+        if dense.exists():
+            gain = over_rows(right - np.load(dense).astype(float))
+            point["versus_dense"] = {"value": gain.value, "low": gain.low, "high": gain.high}
+        else:
+            np.save(dense, right)
+        found.append(point)
     return found
 
 
@@ -81,26 +114,27 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     elif method in TRAINED:
         tuned = recipe(options, dataset, runs / "dense" / "baseline", dense_epochs=0, **TRAINED[method])
         resumed(source(options, dataset), tuned, runs / method, seed)
-    data = open_data(source(options, dataset))
-    tokenizer, length = load_tokenizer(runs / "dense", offline=True), LENGTH.get(dataset, 128)
-    test = encode(data.splits["test"], data, tokenizer, length).first(options.test_rows)
+    tokenizer, dense = load_tokenizer(runs / "dense", offline=True), runs / "dense-right.npy"
+    labels = open_data(source(options, dataset)).labels
+    test = test_rows(options, dataset, labels, tokenizer)
     shares = [f"{share:g}" for share in options.shares]
     if method == "dense":
-        start = points(load_model(runs / "dense" / "baseline"), test, ["full"])
-        return {"points": points(load_model(runs / "dense"), test, ["full"]), "start": start}
+        trained = points(load_model(runs / "dense"), test, ["full"], dense)
+        return {"points": trained, "start": points(load_model(runs / "dense" / "baseline"), test, ["full"], dense)}
     if method == "frozen":
         budgeted = load_model(runs / "budgeted")
-        found = [points(freeze(budgeted, float(s)), test, ["learned"])[0] | {"dial": f"frozen:{s}"} for s in shares]
-        return {"points": found}
+        found = [points(freeze(budgeted, float(s)), test, ["learned"], dense)[0] for s in shares]
+        return {"points": [point | {"dial": f"frozen:{s}"} for s, point in zip(shares, found, strict=True)]}
     if method == "michel":
-        dense = load_model(runs / "dense" / "baseline")
-        assert isinstance(dense, BudgetedClassifier)
-        model = retrofit(dense.plain().eval(), allocator="order")
-        rank_heads(model, encode(data.splits["train"], data, tokenizer, length))
-        return {"points": points(model, test, [f"mean:{s}" for s in shares])}
+        start = load_model(runs / "dense")
+        assert isinstance(start, BudgetedClassifier)
+        model = retrofit(start.plain().eval(), allocator="order")
+        data = open_data(source(options, dataset))
+        rank_heads(model, encode(data.splits["train"], data, tokenizer, LENGTH.get(dataset, 128)))
+        return {"points": points(model, test, [f"mean:{s}" for s in shares], dense)}
     mode = "fixed" if method == "paper" else "mean"
     dials = [*(f"{mode}:{s}" for s in shares), "full"]
-    return {"points": points(load_model(runs / method), test, dials)}
+    return {"points": points(load_model(runs / method), test, dials, dense)}
 
 
 def resumed(data: DataSource, chosen: Recipe, folder: Path, seed: int) -> None:
@@ -112,7 +146,7 @@ def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    data = open_data(source(options, dataset))
+    data = open_data(DataSource(dataset, data_dir=options.data_dir, limit=options.rows, offline=True))
 
     def rows(split: str) -> tuple[list[str], list[Any]]:
         examples = list(data.splits[split].examples())
@@ -121,7 +155,7 @@ def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
     texts, labels = rows("train")
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
     model = LogisticRegression(C=10, max_iter=300).fit(vectorizer.fit_transform(texts), labels)
-    texts, labels = (found[: options.test_rows] for found in rows("test"))
+    texts, labels = rows("test")
     right = int((model.predict(vectorizer.transform(texts)) == labels).sum())
     low, high = wilson(right, len(labels))
     return {"dial": "tfidf", "value": right / len(labels), "low": low, "high": high}
@@ -245,7 +279,7 @@ def main() -> None:
             sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
             sub.add_argument("--seeds", type=int, default=2)
             sub.add_argument("--rows", type=int, default=10000)
-            sub.add_argument("--test-rows", type=int, default=10**9)
+            sub.add_argument("--test-rows", type=int, help="so many, drawn once (default: all)")
             sub.add_argument("--epochs", type=int, default=2)
             sub.add_argument("--lr", type=float, default=1e-4)
         if name == "time":
