@@ -23,7 +23,7 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from budgetformer.cost.timing import take_turns
 from budgetformer.data import DataSource, Encoded, encode, load_tokenizer, open_data
 from budgetformer.evaluation import run_model, summarize, wilson
 from budgetformer.paper.probes import rows_of, some_rows
+from budgetformer.paper.render_figures import standalone
 from budgetformer.paper.statistics import over_rows
 from budgetformer.report import write_whole
 from budgetformer.report.figures import canvas
@@ -54,7 +55,19 @@ TRAINED: dict[str, dict[str, Any]] = {
     "random": {"model": {"allocator": "order", "learn_order": False}, "ranking": "random"},
     "michel-tuned": {"model": {"allocator": "order", "learn_order": False}},
 }
-METHODS = ("dense", *TRAINED, "michel", "frozen", "tfidf")
+SAID = {
+    "dense": "dense",
+    "budgeted": "budgeted, by input",
+    "static": "learned order, same for all",
+    "paper": "the paper's gates",
+    "random": "random heads, trained",
+    "michel-tuned": "gradient importance, trained",
+    "michel": "gradient importance",
+    "frozen": "budgeted, frozen",
+    "tfidf": "TF-IDF",
+}
+METHODS = tuple(SAID)
+COSTS = ("k_over_h", "attention_flops_ratio", "flops_ratio")
 
 
 def source(options: argparse.Namespace, dataset: str) -> DataSource:
@@ -237,29 +250,44 @@ def cells(results: Path) -> Iterator[dict[str, Any]]:
         yield json.loads(file.read_text(encoding="utf-8"))
 
 
+def mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
+
+
 def plot(options: argparse.Namespace) -> None:
-    """Accuracy against executed FLOPs, a figure for each data set, mean over seeds."""
+    """All data sets in one figure, accuracy against the executed share of attention's FLOPs; and a table."""
     found = list(cells(Path(options.results)))
-    for dataset in sorted({c["dataset"] for c in found}):
-        with canvas(dataset, f"{dataset}: accuracy against executed FLOPs", (7.0, 4.2)) as (figure, svg):
-            axes = figure.add_subplot()
+    names = [name for name in LENGTH if any(c["dataset"] == name for c in found)]
+    with canvas("curve", "accuracy against executed attention FLOPs", (4.2 * len(names), 3.6)) as (figure, svg):
+        for panel, dataset in enumerate(names):
+            axes = figure.add_subplot(1, len(names), panel + 1)
             for method in METHODS:
-                mine = [c for c in found if c["dataset"] == dataset and c["method"] == method]
-                if not mine:
-                    continue
-                at = list(zip(*(c["points"] for c in mine), strict=True))
-                y = [sum(p["value"] for p in same) / len(same) for same in at]
-                if "flops_ratio" not in at[0][0]:
-                    axes.axhline(y[0], linestyle=":", label=method)
-                    continue
-                x = [sum(p["flops_ratio"] for p in same) / len(same) for same in at]
-                axes.plot(x, y, marker="o", label=f"{method} ({len(mine)})")
-            axes.set_xlabel("executed FLOPs, share of dense")
-            axes.set_ylabel("accuracy on the test rows")
-            axes.legend()
-        file = Path(options.results) / f"{dataset}.svg"
-        write_whole(file, svg[0])
-        print(file)
+                mine = [c["points"] for c in found if c["dataset"] == dataset and c["method"] == method]
+                at = list(zip(*mine, strict=True))
+                y = [100 * mean(p["value"] for p in same) for same in at]
+                if method in ("dense", "tfidf") and y:
+                    axes.axhline(y[0], color="0.4", linestyle="--" if method == "dense" else ":", label=SAID[method])
+                elif y:
+                    x = [mean(p["attention_flops_ratio"] for p in same) for same in at]
+                    axes.plot(x, y, marker="o", markersize=4, label=SAID[method])
+            axes.set_title(dataset)
+            axes.set_xlabel("attention FLOPs, share of dense")
+            axes.set_ylabel("test accuracy, %")
+        axes.legend(fontsize="small")
+    file = Path(options.results) / "curve.svg"
+    write_whole(file, standalone(svg[0]))
+    print(file)
+    print(
+        "| data set | method | dial | accuracy by seed, % | minus dense, points | k/H | attention FLOPs | all FLOPs |"
+    )
+    print("| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for dataset, method in itertools.product(names, METHODS):
+        mine = [c["points"] for c in found if c["dataset"] == dataset and c["method"] == method]
+        for same in zip(*mine, strict=True):
+            values = ", ".join(f"{100 * p['value']:.2f}" for p in same)
+            gains = ", ".join(f"{100 * p['versus_dense']['value']:+.2f}" for p in same if "versus_dense" in p)
+            costs = [f"{mean(p[k] for p in same):.3f}" if k in same[0] else "" for k in COSTS]
+            print("|", " | ".join([dataset, SAID[method], same[0]["dial"], values, gains, *costs]), "|")
 
 
 def main() -> None:

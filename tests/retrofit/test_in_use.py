@@ -6,13 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.cli.test_train import command
-from tests.retrofit.tiny import save_base
-from tests.training.toy import write_reviews
 
 from budgetformer.nn.allocation import Dial
 from budgetformer.serving.engine import Engine
 from budgetformer.serving.settings import Settings
+from tests.cli.test_train import command
+from tests.retrofit.tiny import save_base
+from tests.training.toy import write_reviews
 
 
 @pytest.fixture(scope="module", params=["whole", "delta"])

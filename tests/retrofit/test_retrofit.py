@@ -13,7 +13,16 @@ from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassificati
 
 from budgetformer.data import Encoded
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.retrofit import BudgetedClassifier, RetrofitConfig, base_hash, load_base, rank_heads, retrofit
+from budgetformer.evaluation import run_model
+from budgetformer.retrofit import (
+    BudgetedClassifier,
+    RetrofitConfig,
+    base_hash,
+    load_base,
+    rank_heads,
+    retrofit,
+    settle_order,
+)
 from budgetformer.retrofit.freezing import freeze
 from tests.retrofit.tiny import HEADS, KINDS, LAYERS, VOCAB, ragged, tiny
 
@@ -239,3 +248,27 @@ def test_the_real_minilm_is_the_originals_too() -> None:
         found = retrofit(original)(ids, mask).logits
     assert hidden > 0.1
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_settling_moves_the_mean_into_the_order_and_changes_no_score() -> None:
+    model = retrofit(tiny("bert"), allocator="ranked")
+    data = encoded(40)
+    rank_heads(model, data)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for gate in model.gates:
+            assert gate.scorer is not None
+            gate.scorer.weight.normal_(std=0.3)
+            gate.centre += 1.0  # the mean input has drifted since the start
+    before, shares = run_model(model, data, "full"), []
+    x = torch.randn(3, 5, model.config.hidden_size)
+    scores = [gate.scores(x, None) for gate in model.gates]
+    for settled in (False, True):
+        if settled:
+            settle_order(model, data)
+        shares.append(float(run_model(model, data, "mean:0.5").heads.mean() / model.config.num_attention_heads))
+    assert abs(shares[1] - 0.5) < abs(shares[0] - 0.5)
+    for gate, was in zip(model.gates, scores, strict=True):
+        torch.testing.assert_close(gate.scores(x, None), was)
+    np.testing.assert_array_equal(run_model(model, data, "full").logits, before.logits)
+    settle_order(retrofit(tiny("bert"), allocator="order"), data)  # nothing to move

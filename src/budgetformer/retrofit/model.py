@@ -147,7 +147,7 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
             return make_cuts(dial, self.order, target), None
         table = thresholds(self.order)
         low = config.reached(config.budget_low, progress)
-        drawn_B = low + (1 - low) * torch.rand(batch, device=table.device)
+        drawn_B = low + (1 - low) * torch.rand(batch, device=table.device) ** 2  # few heads are harder to learn
         own_B = torch.rand(batch, device=table.device) < 0.5
         share_B = torch.where(own_B, float("nan") if target is None else target, drawn_B)
         threshold_B1 = torch.where(share_B.isnan()[:, None], 0.0, threshold_at(share_B.nan_to_num(1.0), table))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from budgetformer.data import Encoded, collate, eval_plan
+from budgetformer.data import Batch, Encoded, collate, eval_plan
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import pool
 from budgetformer.nn.objective import task_loss
+from budgetformer.nn.ranking import RankedHeads
 from budgetformer.retrofit.model import BudgetedClassifier
 
 Ranking = Literal["importance", "random"]
@@ -40,29 +43,65 @@ def rank_heads(
     return importance
 
 
-def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
-    """Every head's importance; on the way, the mean and spread of each layer's pooled input."""
-    config, device, was_training = model.config, model.device, model.training
-    inputs: list[list[Tensor]] = [[] for _ in model.gates]
+def settle_order(model: BudgetedClassifier, encoded: Encoded, *, rows: int = 1024) -> None:
+    """Move what inputs add to the scores on average, seen on some training rows, into the static scores.
+
+    No score changes, but thresholds go by the static ones: afterwards mean:X executes about X of all heads, and
+    freezing keeps the heads that inputs choose most.
+    """
+    gates = [gate for gate in model.gates if gate.scorer is not None]
+    if not gates:
+        return
+    with _inputs_of(gates) as inputs, torch.no_grad():
+        for batch in _batches(model, encoded.first(min(rows, len(encoded)))):
+            model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget="learned")
+        for gate, found in zip(gates, inputs, strict=True):
+            assert gate.scorer is not None
+            mean_D = torch.cat(found).mean(dim=0)
+            gate.score += gate.scorer((mean_D - gate.centre) / gate.scale)
+            gate.centre.copy_(mean_D)
+
+
+@contextmanager
+def _inputs_of(gates: Sequence[RankedHeads]) -> Iterator[list[list[Tensor]]]:
+    """The pooled inputs that pass each gate meanwhile."""
+    inputs: list[list[Tensor]] = [[] for _ in gates]
 
     def keeper(layer: int) -> Any:
         return lambda _, given: inputs[layer].append(pool(given[0].detach(), given[1]))
 
-    hooks = [gate.register_forward_pre_hook(keeper(layer)) for layer, gate in enumerate(model.gates)]
+    hooks = [gate.register_forward_pre_hook(keeper(layer)) for layer, gate in enumerate(gates)]
+    try:
+        yield inputs
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _batches(model: BudgetedClassifier, encoded: Encoded) -> Iterator[Batch]:
+    """All rows, for evaluation; the model's mode comes back afterwards."""
+    was_training = model.training
+    model.train(False)
+    longest = int(encoded.lengths.max(initial=1))
+    for chosen in eval_plan(encoded.lengths, token_budget=max(_TOKENS, longest)):
+        yield collate(encoded, chosen, model.config.pad_token_id or 0).to(model.device)
+    model.train(was_training)
+
+
+def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
+    """Every head's importance; on the way, the mean and spread of each layer's pooled input."""
+    config = model.config
     learns = [gate.score.requires_grad for gate in model.gates]
     for gate in model.gates:
         gate.score.requires_grad_(True)
     total = torch.zeros(config.num_hidden_layers, config.num_attention_heads)
-    model.train(False)
-    longest = int(encoded.lengths.max(initial=1))
-    for chosen in eval_plan(encoded.lengths, token_budget=max(_TOKENS, longest)):
-        batch = collate(encoded, chosen, config.pad_token_id or 0).to(device)
-        out = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget="full")
-        loss = task_loss(out.logits, batch.labels, config.task) * len(chosen)  # the gradient of every text's own
-        slopes = torch.autograd.grad(loss, [a.weights for a in out.allocations])
-        total += torch.stack([slope.abs().sum(dim=0) for slope in slopes]).cpu()
-    for hook, gate, learnt in zip(hooks, model.gates, learns, strict=True):
-        hook.remove()
+    with _inputs_of(model.gates) as inputs:
+        for batch in _batches(model, encoded):
+            out = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget="full")
+            loss = task_loss(out.logits, batch.labels, config.task) * len(batch.labels)  # the gradient of every text's
+            slopes = torch.autograd.grad(loss, [a.weights for a in out.allocations])
+            total += torch.stack([slope.abs().sum(dim=0) for slope in slopes]).cpu()
+    for gate, learnt in zip(model.gates, learns, strict=True):
         gate.score.requires_grad_(learnt)
     for gate, found in zip(model.gates, inputs, strict=True):
         if gate.scorer is not None:
@@ -70,6 +109,5 @@ def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
             gate.centre.copy_(pooled_RD.mean(dim=0))
             size = (pooled_RD - gate.centre).norm(dim=1).mean().clamp(min=1e-6)
             gate.scale.copy_(size * len(gate.centre) ** 0.5)  # so that it learns no faster than static scores
-    model.train(was_training)
     length_L1: Tensor = total.norm(dim=1, keepdim=True)
     return total / length_L1.clamp(min=float(np.finfo(np.float32).tiny))

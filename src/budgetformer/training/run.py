@@ -23,7 +23,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_model, summarize
 from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
-from budgetformer.retrofit import load_model, read_base
+from budgetformer.retrofit import BudgetedClassifier, load_model, read_base, settle_order
 from budgetformer.training.base import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.card import write_card
 from budgetformer.training.checkpoint import (
@@ -223,6 +223,8 @@ def _identity(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
 def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     """Keep the chosen model, and check that it loads and predicts the same."""
     last = fit.checkpoints.folder / "last"
+    if recipe.keep == "last" and isinstance(fit.model, BudgetedClassifier):
+        settle_order(fit.model, prepared.splits["train"])
     write_directory(last, fit.save_model)
     chosen = fit.checkpoints.best(fit.state) if recipe.keep == "best" else last
     if recipe.keep == "best":
