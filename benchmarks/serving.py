@@ -76,6 +76,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: Any) -> None:
         self.transport, self.received, self.answer = transport, b"", None
+        self.open = True
 
     def ask(self, request: bytes) -> asyncio.Future[int]:
         self.answer = asyncio.get_running_loop().create_future()
@@ -91,6 +92,7 @@ class Connection(asyncio.Protocol):
                 self.answer.set_result(int(head[9:12]))
 
     def connection_lost(self, error: Exception | None) -> None:
+        self.open = False  # an idle one may be closed at any time: it must not be asked any more
         if self.answer and not self.answer.done():
             self.answer.set_result(0)
 
@@ -142,6 +144,7 @@ async def open_loop(port: int, rate: float, seconds: float, texts: int) -> dict[
     unsent = 0
 
     async def one(request: bytes) -> None:
+        free[:] = [connection for connection in free if connection.open]
         connection = free.pop() if free else await connect(port)
         began = time.perf_counter()
         code = await connection.ask(request)
@@ -180,7 +183,7 @@ def quantiles(took: list[float]) -> dict[str, Any]:
 def load(loop: str, *arguments: float) -> dict[str, Any]:
     """Run a loop in a process of its own, so that it does not share the bench's."""
     words = [sys.executable, __file__, "--loop", json.dumps([loop, *arguments])]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600)
     result: dict[str, Any] = json.loads(done.stdout)
     return result
 

@@ -19,7 +19,7 @@ def serve(
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     budget: Annotated[str, typer.Option(help=BUDGET)] = "learned",
     workers: Annotated[int, typer.Option(help="Processes, each with its own model.", min=1)] = 1,
-    threads: Annotated[int | None, typer.Option(help="Threads of a worker (default: cores / workers).", min=1)] = None,
+    threads: Annotated[int | None, typer.Option(help="Threads of a model (default: its cores but one).", min=1)] = None,
     batch_tokens: Annotated[int, typer.Option(help="Tokens of a batch, with padding; 1: no batching.")] = 8192,
     wait_ms: Annotated[float, typer.Option(help="How long a text may wait for company.")] = 2,
     queue: Annotated[int, typer.Option(help="Texts taken in and not yet answered, of a worker; else 503.")] = 256,
@@ -39,7 +39,7 @@ def serve(
     settings = Settings(
         run=run, budget=budget, batch_tokens=batch_tokens, wait_ms=wait_ms, queue=queue, max_texts=max_texts,
         max_chars=max_chars, max_bytes=max_bytes, timeout=timeout, workers=workers,
-        threads=threads or max(1, cores // workers),
+        threads=threads or max(1, cores // workers - 1),  # HTTP and tokens need one too
     )  # fmt: skip
     try:
         from budgetformer.serving.server import serve as run_server

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import signal
@@ -61,7 +62,10 @@ def build(settings: Settings) -> FastAPI:
     logging.disable_progress_bar()
     if settings.threads:
         torch.set_num_threads(settings.threads)
-    return make_app(Engine(settings), settings)
+    app = make_app(Engine(settings), settings)
+    gc.collect()
+    gc.freeze()  # or every full collection walks all that torch has imported, and every request waits for it
+    return app
 
 
 def _worker(settings: Settings) -> FastAPI:
