@@ -93,6 +93,7 @@ SCALES = {
         model_scale={"hidden_size": 48, "intermediate_size": 192},
         model_scale_recipe={"learning_rate": 5e-4},  # at 2e-3 twelve layers do not learn
         retrained=("snli",),
+        controlled=("snli", "ag_news"),
         dense_shapes=(),
         dense_fractions=(0.1, 1.0),
         probe_rows=2000,
