@@ -1,9 +1,10 @@
 """`budgetformer predict` against a bare loop over the model, and its peak memory at a tenth and at all of the rows.
 
-    python benchmarks/scoring.py [--rows 1000000] [--blocks 10] [--preset small] [--json]
+    python benchmarks/scoring.py [--rows 1000000] [--timed-rows 100000] [--blocks 5] [--preset small] [--json]
 
 The bare loop gets batches that are tokenised and sorted by length beforehand, and keeps nothing but the logits. Both
-take turns, block of rows by block, in one process. Peak memory is that of fresh processes.
+take turns, block of rows by block, in one process. Peak memory is that of fresh processes, which score all rows; 0
+rows leave one of the two out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource, collate, eval_plan, train_tokenizer
-from budgetformer.evaluation import EVAL_TOKENS
+from budgetformer.evaluation import eval_tokens
 from budgetformer.scoring.job import Predictor, Request
 
 WORDS = "the film was a story of some people in town with music and light and a long road home to sea".split()
@@ -66,16 +67,16 @@ def speed(folder: Path, rows: int, blocks: int) -> dict[str, Any]:
         write_rows(data, rows // blocks if block else 2000, block)
         texts = [line.partition(",")[2] for line in data.read_text().splitlines()[1:]]
         encoded = predictor.scorer.encode(texts).encoded
-        plan = eval_plan(encoded.lengths, token_budget=EVAL_TOKENS)
+        plan = eval_plan(encoded.lengths, token_budget=eval_tokens(torch.device("cpu")))
         batches = [collate(encoded, chosen, 0) for chosen in plan]
         loop = bare_loop(predictor, batches)
-        del batches
         began = time.perf_counter()
         request = Request(DataSource(str(data)), folder / "out.jsonl", overwrite=True)
         predictor.predict(request, lambda line: None)
+        spent = time.perf_counter() - began
         if block:
-            seconds["predict"] += time.perf_counter() - began
-            seconds["bare loop"] += loop
+            seconds["predict"] += spent
+            seconds["bare loop"] += (loop + bare_loop(predictor, batches)) / 2  # before and after: machines drift
     done = rows // blocks * blocks
     rates = {f"{name} rows/s": done / spent for name, spent in seconds.items()}
     return {**rates, "predict / bare loop": seconds["bare loop"] / seconds["predict"]}
@@ -95,17 +96,18 @@ def peak(folder: Path, rows: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=1_000_000)
-    parser.add_argument("--blocks", type=int, default=10)
+    parser.add_argument("--timed-rows", type=int, default=100_000)
+    parser.add_argument("--blocks", type=int, default=5)
     parser.add_argument("--preset", default="small")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_run(folder / "run", options.preset)
-        result = speed(folder, options.rows, options.blocks)
-        for rows in (options.rows // 10, options.rows):
+        result = speed(folder, options.timed_rows, options.blocks) if options.timed_rows else {}
+        for rows in (options.rows // 10, options.rows) if options.rows else ():
             result[f"peak MiB at {rows} rows"] = peak(folder, rows)
-    result |= {"threads": torch.get_num_threads(), "rows": options.rows, "preset": options.preset}
+    result |= {"threads": torch.get_num_threads(), "timed rows": options.timed_rows, "preset": options.preset}
     if options.json:
         print(json.dumps(result, indent=2))
         return

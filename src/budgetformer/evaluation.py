@@ -24,7 +24,6 @@ from budgetformer.nn.objective import relevance_entropy
 
 Floats = NDArray[np.float32]
 _Z95 = 1.959963984540054
-EVAL_TOKENS = 16384  # padded tokens in one evaluation batch
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,13 +53,18 @@ class Evaluation:
     hardest: list[dict[str, Any]] = field(default_factory=list)
 
 
+def eval_tokens(device: torch.device) -> int:
+    """Padded tokens of one batch: about what a CPU's caches hold, many more for a GPU."""
+    return 4096 if device.type == "cpu" else 65536
+
+
 def run_model(
     model: BudgetFormerForSequenceClassification,
     encoded: Encoded,
     dial: Dial | str | None = None,
     *,
     progress: float | None = None,
-    token_budget: int = EVAL_TOKENS,
+    token_budget: int | None = None,
     share: tuple[int, int] = (0, 1),
 ) -> Outcome:
     """Run the model over a split, shortest rows first, and put the results back in order.
@@ -74,7 +78,7 @@ def run_model(
     losses = np.zeros(rows, np.float32)
     budget, entropy = np.zeros((rows, layers), np.float32), np.zeros((rows, layers), np.float32)
     heads = np.zeros((rows, layers), np.int16)
-    token_budget = max(token_budget, int(encoded.lengths.max(initial=1)))
+    token_budget = max(token_budget or eval_tokens(model.device), int(encoded.lengths.max(initial=1)))
     devices = [model.device] if model.device.type == "cuda" else []
     with torch.random.fork_rng(devices), torch.inference_mode():
         torch.manual_seed(0)  # random heads are the same at every evaluation, and training's numbers are left alone

@@ -54,6 +54,13 @@ def test_rows_of_similar_length_share_a_batch() -> None:
     assert firsts != sorted(firsts)  # but the batches come in any order
 
 
+def test_many_rows_of_one_length_share_no_batch_with_others() -> None:
+    lengths = np.array([9] * 300 + [20] * 150 + [21, 22, 23])
+    plan = eval_plan(lengths, token_budget=4096)
+    assert [sorted(set(lengths[rows].tolist())) for rows in plan] == [[9], [20], [21, 22, 23]]
+    assert len(eval_plan(lengths, token_budget=1024)) > 3
+
+
 def test_evaluation_goes_from_short_to_long() -> None:
     lengths = np.array([5, 1, 9, 3, 3])
     assert [rows.tolist() for rows in eval_plan(lengths, batch_size=2)] == [[1, 3], [4, 0], [2]]

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Rows = NDArray[np.int64]
 
+_ALONE = 2048  # tokens of one length that are a batch of their own
+
 
 @dataclass(frozen=True, eq=False)
 class Batch:
@@ -71,9 +73,21 @@ def plan_epoch(
 
 
 def eval_plan(lengths: NDArray[Any], *, batch_size: int | None = None, token_budget: int | None = None) -> list[Rows]:
-    """Batches of rows sorted by length, shortest first, with nothing left to chance."""
+    """Batches of rows sorted by length, shortest first, with nothing left to chance.
+
+    Within a token budget rows of different lengths share a batch only where those of one length are few: a batch
+    without padding runs much faster than one with a little.
+    """
     _check(lengths, batch_size, token_budget)
-    return _cut(np.argsort(lengths, kind="stable"), lengths, batch_size, token_budget)
+    rows = np.argsort(lengths, kind="stable")
+    if token_budget is None:
+        return _cut(rows, lengths, batch_size, None)
+    sums, start, plan = np.concatenate([[0], np.cumsum(lengths[rows])]), 0, []
+    for end in [*(np.flatnonzero(np.diff(lengths[rows])) + 1).tolist(), len(rows)]:
+        if end == len(rows) or sums[end] - sums[start] >= min(_ALONE, token_budget):
+            plan += _cut(rows[start:end], lengths, None, token_budget)
+            start = end
+    return plan
 
 
 def collate(encoded: Encoded, rows: Rows, pad_id: int) -> Batch:

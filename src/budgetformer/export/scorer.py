@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from budgetformer.data import Batch, load_tokenizer
 from budgetformer.errors import UsageError
+from budgetformer.evaluation import eval_tokens
 from budgetformer.export.engine import OnnxModel, read_record
 from budgetformer.modeling import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
@@ -29,7 +30,10 @@ class OnnxScorer(AnyScorer):
             turned = f"leave --budget out{', give max:X' if baked.mode in ('learned', 'max') else ''}"
             raise UsageError(f"{folder} was exported with the budget {baked}, not {dial}: {turned}, or export it again")
         config = BudgetFormerConfig.from_pretrained(folder)
-        super().__init__(config, load_tokenizer(folder, offline=True), self.graph.max_length, dial=dial, long=long)
+        tokens, length = eval_tokens(torch.device("cpu")), self.graph.max_length
+        super().__init__(
+            config, load_tokenizer(folder, offline=True), length, dial=dial, long=long, batch_tokens=tokens
+        )
 
     def _compute(self, batch: Batch, dial: Dial) -> tuple[torch.Tensor, NDArray[Any]]:
         types = None if batch.token_type_ids is None else batch.token_type_ids.numpy()

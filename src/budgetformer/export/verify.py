@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from budgetformer.data import Encoded, collate, eval_plan
 from budgetformer.errors import ModelError
-from budgetformer.evaluation import EVAL_TOKENS, Outcome, summarize
+from budgetformer.evaluation import Outcome, eval_tokens, summarize
 from budgetformer.export.engine import OnnxModel
 from budgetformer.export.rows import Rows
 from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
@@ -25,7 +25,7 @@ _MOST_UNDECIDED = 0.01  # of all rows
 def run_graph(graph: OnnxModel, encoded: Encoded, theirs: Outcome, pad_id: int) -> Outcome:
     """The graph on the same batches as the model; budgets and losses, which it does not give, are left as `theirs`."""
     logits, heads = np.zeros_like(theirs.logits), np.zeros_like(theirs.heads)
-    most = max(EVAL_TOKENS, int(encoded.lengths.max()))
+    most = max(eval_tokens(torch.device("cpu")), int(encoded.lengths.max()))
     for chosen in eval_plan(encoded.lengths, token_budget=most):
         batch = collate(encoded, chosen, pad_id)
         types = None if batch.token_type_ids is None else batch.token_type_ids.numpy()

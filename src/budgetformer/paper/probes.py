@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from budgetformer.data import Encoded, collate, eval_plan
-from budgetformer.evaluation import EVAL_TOKENS, Outcome, run_model
+from budgetformer.evaluation import Outcome, eval_tokens, run_model
 from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
 from budgetformer.paper.scale import BUDGETS
@@ -76,7 +76,9 @@ def head_weights(model: BudgetFormerForSequenceClassification, encoded: Encoded)
     total, uses = torch.zeros(layers, heads, dtype=torch.float64), torch.zeros(layers, heads, dtype=torch.float64)
     model.train(False)
     with torch.inference_mode():
-        for chosen in eval_plan(encoded.lengths, token_budget=max(EVAL_TOKENS, int(encoded.lengths.max()))):
+        for chosen in eval_plan(
+            encoded.lengths, token_budget=max(eval_tokens(model.device), int(encoded.lengths.max()))
+        ):
             batch = collate(encoded, chosen, model.config.pad_token_id or 0).to(model.device)
             out = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids)
             for layer, allocation in enumerate(out.allocations):

@@ -6,6 +6,7 @@ it is on disk and OUT.progress.json says so.
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import shutil
 import time
@@ -112,9 +113,11 @@ class Predictor:
         job = _Job(self.scorer, answers, names, sink, output, identity, saved)
         view = View(min(about, len(data.wanted)), job.progress.read, unit="row")
         pairs = data.columns.text_pair is not None
+        gc.freeze()  # rows make many small objects: collecting them must not walk all that torch has imported
         try:
             job.run(data.windows(job.progress.read), pairs, view)
         finally:
+            gc.unfreeze()
             view.close()
         done = job.progress
         return Summary(done.written, done.cut, bad.bad, done.written - job.before, time.monotonic() - job.began)
@@ -160,21 +163,18 @@ class _Job:
         self.sink.clean()
 
     def _stream(self, windows: Iterator[Window], pairs: bool, view: View) -> None:
-        def ahead() -> tuple[Window, Pieces] | None:
-            window = next(windows, None)
-            return None if window is None else (window, self._encode(window, pairs))
-
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
-            coming = reader.submit(ahead)
+            coming = reader.submit(next, windows, None)
             writing: Future[None] | None = None
-            while (item := coming.result()) is not None:
-                coming = reader.submit(ahead)
-                scores = self.scorer.run(item[1])
+            while (window := coming.result()) is not None:
+                pieces = self._encode(window, pairs)  # on all cores; beside the model it would slow that more
+                coming = reader.submit(next, windows, None)
+                scores = self.scorer.run(pieces)
                 if writing:
                     writing.result()
                     seconds = time.monotonic() - self.began
                     view.step(self.progress.read, {"rows/s": round((self.progress.written - self.before) / seconds)})
-                writing = writer.submit(self._commit, item[0], scores)
+                writing = writer.submit(self._commit, window, scores)
             if writing:
                 writing.result()
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from budgetformer.calibration import read_dial
 from budgetformer.data import Batch, collate, eval_plan
-from budgetformer.evaluation import EVAL_TOKENS
+from budgetformer.evaluation import eval_tokens
 from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 from budgetformer.scoring.pieces import Cutter, Pieces
@@ -50,7 +50,7 @@ class AnyScorer(ABC):
         *,
         dial: Dial,
         long: str = "cut",
-        batch_tokens: int = EVAL_TOKENS,
+        batch_tokens: int,
     ) -> None:
         self.config, self.tokenizer, self.max_length = config, tokenizer, max_length
         self.task = config.task
@@ -118,7 +118,8 @@ class Scorer(AnyScorer):
         dial: Dial | str | None = None,
         long: str = "cut",
     ) -> None:
-        super().__init__(model.config, tokenizer, max_length, dial=Dial.parse(dial), long=long)
+        tokens = eval_tokens(model.device)
+        super().__init__(model.config, tokenizer, max_length, dial=Dial.parse(dial), long=long, batch_tokens=tokens)
         self.model = model.train(False)
 
     @classmethod
