@@ -116,6 +116,7 @@ def complexity(plan: Plan, store: Store) -> Result:
             graded = grading.grade >= 0
             s, hard = s[graded], grading.difficulty[graded]
             length, grade = found[0].rows["lengths"][graded], grading.grade[graded]
+            sure = np.mean([_confidence(done.rows["logits"]) for done in found], axis=0)[graded]
             groups = [{"name": words, **box(s[grade == g])} for g, words in enumerate(GRADES)]
             panels.append({"title": f"{NAMES[name]}, by {grading.words}", "groups": groups})
             with_hard, held = spearman(s, hard), partial_spearman(s, hard, length)
@@ -127,6 +128,8 @@ def complexity(plan: Plan, store: Store) -> Result:
                     "hard": _cell(with_hard),
                     "length": _cell(spearman(s, length)),
                     "held": _cell(held),
+                    "sure": _cell(spearman(s, sure)),
+                    "held_sure": _cell(partial_spearman(s, hard, sure)),
                 }
             )
             if number == 0:
@@ -135,12 +138,13 @@ def complexity(plan: Plan, store: Store) -> Result:
         ("dataset", "Data set"), ("grading", "Graded by"),
         *((f"g{i}", f"mean s, {w}", 4) for i, w in enumerate(GRADES)),
         ("hard", "Spearman of s with difficulty", 3), ("length", "with length", 3),
-        ("held", "with difficulty at equal length (partial)", 3),
+        ("held", "with difficulty at equal length (partial)", 3), ("sure", "with the model's own confidence", 3),
+        ("held_sure", "with difficulty at equal confidence (partial)", 3),
     ]  # fmt: skip
     note = (
         "s: mean over layers and seeds. Intervals: Fisher's, over rows. SNLI is graded by the five annotators (all "
         "agree: Simple; four: Hard; three: Very hard), the others by the loss of the dense models on test rows, which "
-        "none of them was trained on."
+        "none of them was trained on. Confidence: the BudgetFormer models' highest probability, averaged over seeds."
     )
     figure = {"name": "complexity", "kind": "boxes", "title": "s by difficulty", "y_title": "s", "panels": panels}
     return Result(
@@ -152,6 +156,12 @@ def complexity(plan: Plan, store: Store) -> Result:
             _grows("complexity-length", "s grows with difficulty among texts of equal length", equal),
         ],
     )
+
+
+def _confidence(logits: Any) -> Any:
+    """The highest probability of each row."""
+    odds = np.exp(logits - logits.max(axis=1, keepdims=True))
+    return 1 / odds.sum(axis=1)
 
 
 def _cell(estimate: Estimate) -> dict[str, float]:
