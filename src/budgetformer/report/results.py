@@ -92,10 +92,11 @@ def dials(run: Run) -> Section:
         marked=rows.index(learned),
     )
     marks = [m for d in others if (m := _mark(d))]
+    same_rows = rows_seen in (None, number(run.twin.get("rows")))  # or the twin's score is of other rows
     svg = draw.dial_curve(
         marks,
         _mark(learned),
-        number(run.twin.get("score")),
+        number(run.twin.get("score")) if same_rows else None,
         f"{run.split} {run.metric_word}",
         percent=metric in SHARES,
     )
