@@ -118,7 +118,7 @@ def complexity(plan: Plan, store: Store) -> Result:
             length, grade = found[0].rows["lengths"][graded], grading.grade[graded]
             sure = np.mean([_confidence(done.rows["logits"]) for done in found], axis=0)[graded]
             groups = [{"name": words, **box(s[grade == g])} for g, words in enumerate(GRADES)]
-            panels.append({"title": f"{NAMES[name]}, by {grading.words}", "groups": groups})
+            panels.append({"title": f"{NAMES[name]}, by {grading.words.split()[-1]}", "groups": groups})
             with_hard, held = spearman(s, hard), partial_spearman(s, hard, length)
             rows.append(
                 {

@@ -58,7 +58,7 @@ def settle_order(model: BudgetedClassifier, encoded: Encoded, *, rows: int = 102
         for gate, found in zip(gates, inputs, strict=True):
             assert gate.scorer is not None
             mean_D = torch.cat(found).mean(dim=0)
-            gate.score += gate.scorer((mean_D - gate.centre) / gate.scale)
+            gate.score.add_(gate.scorer((mean_D - gate.centre) / gate.scale))
             gate.centre.copy_(mean_D)
 
 
