@@ -47,7 +47,7 @@ def test_bad_configs_are_refused(options: dict[str, Any], message: str) -> None:
 
 
 def test_unknown_preset() -> None:
-    with pytest.raises(UsageError, match="preset 'huge' is not known: give one of tiny, small, paper"):
+    with pytest.raises(UsageError, match="preset 'huge' is not known: give one of tiny, small, paper, recommended"):
         BudgetFormerConfig.preset("huge")
 
 

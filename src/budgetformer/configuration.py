@@ -41,6 +41,7 @@ _SHAPES = {
     },
     "paper": {},
 }
+_SHAPES["recommended"] = _SHAPES["small"]
 
 
 class BudgetFormerConfig(PreTrainedConfig):

@@ -63,7 +63,7 @@ def test_bad_words(words: list[str], message: str) -> None:
     [
         ("epochs = ", "cannot be read"),
         ("epochz = 3", "'epochz' is not known: did you mean 'epochs'"),
-        ('preset = "huge"', "preset 'huge' is not known: give one of tiny, small, paper"),
+        ('preset = "huge"', "preset 'huge' is not known: give one of tiny, small, recommended, paper"),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str, message: str) -> None:

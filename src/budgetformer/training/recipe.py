@@ -157,6 +157,8 @@ PRESETS = {
         vocab_size=2000, model=_OURS,
     ),
     "small": Recipe(gate_rate=0.3, model=_OURS),
+    # The paper's gates with a price on s: the cheapest variant that was as good as any (docs/reproduction.md).
+    "recommended": Recipe(preset="recommended", model={"scale_embeddings": True, "cost_weight": 0.005}),
     "paper": Recipe(
         preset="paper", epochs=10, batch_size=16, learning_rate=2e-5, schedule="constant", warmup=0, clip=None,
         keep="last", max_length=512, vocab_size=30522,
