@@ -23,7 +23,8 @@ _READING = (
 _DASHED = f"A dash ({DASH}) marks a value that was not measured or does not apply."
 _SCALES = {
     "smoke": "This is the smoke scale: it shows that every step runs, and its numbers mean nothing.",
-    "cpu": "This is the CPU scale: models and data are smaller than the paper's, so compare directions, not digits.",
+    "cpu": "This is the CPU scale: models and data are smaller than the paper's, so compare directions, not digits. "
+    "Explanations were tried on the runs that the project publishes.",
 }
 
 

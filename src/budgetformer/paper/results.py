@@ -81,7 +81,8 @@ def table(
 def claim(key: str, words: str, holds: bool | None, evidence: str) -> dict[str, str]:
     """A claim of the paper with its verdict; None means that it was not tested."""
     verdict = "not tested" if holds is None else "holds" if holds else "does not hold"
-    return {"claim": words, "verdict": verdict, "evidence": evidence, "explanation": EXPLANATIONS.get(key, "")}
+    explanation = EXPLANATIONS.get(key, "") if verdict == "does not hold" else ""
+    return {"claim": words, "verdict": verdict, "evidence": evidence, "explanation": explanation}
 
 
 def paired(ours: Sequence[Done], theirs: Sequence[Done]) -> Estimate | None:
