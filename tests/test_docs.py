@@ -28,6 +28,7 @@ NOT_RUN = {  # by how a command begins
     "make test": "is what runs this",
     "budgetformer train ag_news": "needs AG News",
     "budgetformer bench runs/wide": "needs a run on AG News",
+    "budgetformer eval runs/wide": "needs a run on AG News",
     "zcat ": "a pipe; tests/scoring reads standard input",
     "budgetformer predict runs/reviews big.jsonl": "a shell's $I; tests/scoring runs shards",
     "cat ": "joins what the line above writes",
