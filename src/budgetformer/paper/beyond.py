@@ -83,17 +83,17 @@ def controls(plan: Plan, store: Store) -> Result:
         ("flops", "MFLOPs a text", 3), ("versus", "against learned, on the same test rows"),
     ]  # fmt: skip
     note = (
-        "Against learned: McNemar's exact test, seed by seed; 'as good' unless every seed finds a difference of the "
-        "same sign at p < 0.05. The dense model of the same FLOPs has a narrower feed-forward; the fixed budget is the "
+        "Against learned: McNemar's exact test, seed by seed; 'no clear difference' unless every seed finds one of "
+        "the same sign at p < 0.05. The dense model of the same FLOPs has a narrower feed-forward; the fixed budget is the "
         "learned cells' mean k, rounded up."
     )
-    told = f"As good or better: {'; '.join(matched) or 'none'} ({len(matched)} of {tried} comparisons)."
+    told = f"Better, or not clearly worse: {'; '.join(matched) or 'none'} ({len(matched)} of {tried} comparisons)."
     return Result(
         "Controls without a budget for each input",
         told if tried else "",
         [table("controls", "Controls", columns, rows, note)],
         claims=[claim("controls", "A learned budget for each input beats controls without one",
-                      not matched if tried else None, f"{told} Rule: no control is as good.")],
+                      not matched if tried else None, f"{told} Rule: every control is clearly worse.")],
     )  # fmt: skip
 
 
@@ -104,7 +104,7 @@ def _versus(found: Sequence[Done], ours: Sequence[Done]) -> tuple[str, bool]:
     gap = float(np.mean([test["difference"] for test in tests]))
     ps = ", ".join(f"{test['p_value']:.2g}" for test in tests)
     clear = all(test["p_value"] < 0.05 and test["difference"] * gap > 0 for test in tests)
-    kind = "as good" if not clear else "better" if gap > 0 else "worse"
+    kind = "no clear difference" if not clear else "better" if gap > 0 else "worse"
     return f"{kind} ({100 * gap:+.2f} points, p = {ps})", kind != "worse"
 
 
