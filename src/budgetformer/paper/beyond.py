@@ -84,8 +84,8 @@ def controls(plan: Plan, store: Store) -> Result:
     ]  # fmt: skip
     note = (
         "Against learned: McNemar's exact test, seed by seed; 'no clear difference' unless every seed finds one of "
-        "the same sign at p < 0.05. The dense model of the same FLOPs has a narrower feed-forward; the fixed budget is the "
-        "learned cells' mean k, rounded up."
+        "the same sign at p < 0.05. The dense model of the same FLOPs has a narrower feed-forward; the fixed budget is "
+        "the learned cells' mean k, rounded up."
     )
     told = f"Better, or not clearly worse: {'; '.join(matched) or 'none'} ({len(matched)} of {tried} comparisons)."
     return Result(
