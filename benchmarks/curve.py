@@ -1,7 +1,7 @@
 """Draw accuracy against the share of heads that run, from what `eval --json` printed.
 
-    budgetformer eval RUN DATA --budget learned --budget fixed:0.25 --budget full --json > evaluations.json
-    python benchmarks/curve.py evaluations.json -o docs/curve.svg
+budgetformer eval RUN DATA --budget learned --budget fixed:0.25 --budget full --json > evaluations.json
+python benchmarks/curve.py evaluations.json -o docs/curve.svg
 """
 
 from __future__ import annotations
