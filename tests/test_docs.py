@@ -41,6 +41,7 @@ SMALLER = {  # what a verb gets besides, so that it takes seconds
     "train": "--preset tiny --epochs 1 --max-length 32 --limit 200 --set vocab_size=1000",
     "bench": "--width 16 --heads 2 --layers 1 --batch 1 --length 8",
     "bench runs/reviews": "--texts 12",
+    "bench --what onnx": "--width 16 --heads 8 --layers 1",
 }
 RUN_HERE = ("tutorial.md", "retrofit.md", "predict.md", "export.md", "serve.md")
 FIRST = "budgetformer train reviews.csv -o runs/reviews --with-baseline"  # what other pages take for granted

@@ -131,7 +131,7 @@ def test_two_workers_share_a_port_and_their_metrics(run: Path) -> None:
     ("words", "code", "message"),
     [
         (["{missing}"], 4, "does not exist: give the directory of a run"),
-        (["{run}", "--budget", "random"], 2, "give learned, full, fixed:X or max:X"),
+        (["{run}", "--budget", "random"], 2, "give one of learned, full, fixed:X, max:X"),
         (["{run}", "--port", "70000"], 2, "65535"),
         (["{run}", "--host", "256.1.1.1"], 2, "the service cannot listen there"),
         (["{run}", "--max-texts", "300"], 2, "--max-texts 300 is more than --queue 256"),
