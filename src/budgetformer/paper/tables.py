@@ -247,9 +247,12 @@ def model_scale(plan: Plan, store: Store) -> Result:
         printed = MODEL_SCALE.get(shape, (None, None, None))
         rows.append(_scaled(shape, dense, ours, printed))
         steps.append((shape, ours))
+    own = {**plan.scale.model_scale, **plan.scale.model_scale_recipe}
+    told = ", ".join(f"{key} {value:g}" for key, value in own.items())
+    note = f"All sizes of this table have {told}, unlike the other tables: look at the accuracies too." if own else ""
     return Result(
         "Table 5: model size on SNLI",
-        tables=[table("model-scale", "Layers (L) and heads (H)", _SCALE_COLUMNS, rows)],
+        tables=[table("model-scale", "Layers (L) and heads (H)", _SCALE_COLUMNS, rows, note)],
         claims=[_falling("model-scale", "s falls as the model grows", steps)],
     )
 
