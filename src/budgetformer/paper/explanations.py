@@ -20,9 +20,9 @@ EXPLANATIONS: dict[str, str] = {
     ),
     "fixed-overridden": (
         "Tried: how far the override is from the learned mean. It hurts where that is far, most on DBpedia, at s "
-        "= 0.1 and at s = 1, and is free close to it. The paper's collapse on DBpedia at s = 1 (0.167) has no "
-        "counterpart in models that were trained so, and a small one here: the paper must have overridden s at "
-        "evaluation."
+        "= 0.1 and at s = 1, and is free close to it. The collapse that the paper reports on DBpedia at s = 1 "
+        "(0.167) has no counterpart in models that were trained so (SNLI), and a small one here: the paper "
+        "probably overrode s at evaluation."
     ),
     "random-evaluated": (
         "Tried: does IMDB need its heads? Hardly: with one head a layer the same models have 0.7585 of 0.7588, "
