@@ -6,12 +6,14 @@
 
 `run` writes docs/results/retrofit/DATASET-METHOD-SEED.json and skips what is there; runs themselves go on where they
 were interrupted. All methods start from the same fine-tuned dense model and are trained on for equally long:
-  dense     the fine-tuned model (`start`), and the same trained on with all heads
+  start     the fine-tuned dense model
+  dense     the same trained on with all heads
   budgeted  heads ranked across layers, from which each input may depart
   static    the same without what the input adds
   paper     the paper's gates, w = s H p
   random    a random order that is not learned
-  michel    the order by gradient importance, applied to `dense`; and `michel-tuned`, trained on with that order
+  michel    the order by gradient importance, applied to a dense model; and `michel-tuned`, trained on with that order
+  untrained a random order applied to a dense model
   frozen    `budgeted` frozen at a share of the heads
   tfidf     TF-IDF of words and pairs with logistic regression
 `time` compares the whole model and its attention blocks with Hugging Face's own, which uses SDPA, in one run.
@@ -33,7 +35,7 @@ import torch
 
 from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.timing import take_turns
-from budgetformer.data import DataSource, Encoded, encode, load_tokenizer, open_data
+from budgetformer.data import DataSource, encode, load_tokenizer, open_data
 from budgetformer.evaluation import run_model, summarize, wilson
 from budgetformer.paper.probes import rows_of, some_rows
 from budgetformer.paper.render_figures import standalone
@@ -49,6 +51,7 @@ from budgetformer.training.run import train
 VALIDATION_ROWS = 1000
 LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}
 TRAINED: dict[str, dict[str, Any]] = {
+    "dense": {"model": {"allocator": "all"}},
     "budgeted": {"model": {"allocator": "ranked"}},
     "static": {"model": {"allocator": "order"}},
     "paper": {"model": {"allocator": "learned"}},
@@ -56,13 +59,15 @@ TRAINED: dict[str, dict[str, Any]] = {
     "michel-tuned": {"model": {"allocator": "order", "learn_order": False}},
 }
 SAID = {
-    "dense": "dense",
+    "start": "dense, fine-tuned",
+    "dense": "dense, trained on",
     "budgeted": "budgeted, by input",
     "static": "learned order, same for all",
     "paper": "the paper's gates",
     "random": "random heads, trained",
     "michel-tuned": "gradient importance, trained",
     "michel": "gradient importance",
+    "untrained": "random heads",
     "frozen": "budgeted, frozen",
     "tfidf": "TF-IDF",
 }
@@ -86,34 +91,47 @@ def source(options: argparse.Namespace, dataset: str) -> DataSource:
     return DataSource(str(folder))
 
 
-def test_rows(options: argparse.Namespace, dataset: str, labels: list[str], tokenizer: Any) -> Encoded:
-    """All test rows, or so many drawn once."""
-    data = replace(open_data(DataSource(dataset, data_dir=options.data_dir, offline=True)), labels=labels)
-    whole = encode(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
-    return rows_of(whole, some_rows(whole, options.test_rows))
-
-
 def recipe(options: argparse.Namespace, dataset: str, base: Path | str, **changes: Any) -> Recipe:
-    words = {"max_length": LENGTH.get(dataset, 128), "epochs": options.epochs, "learning_rate": options.lr, **changes}
+    words = {
+        "max_length": LENGTH.get(dataset, 128), "epochs": options.epochs, "learning_rate": options.lr,
+        "precision": options.precision, **changes,
+    }  # fmt: skip
+    words["model"] = {**words["model"], "dropout": options.dropout, "attention_dropout": options.dropout}
     return Recipe.make(base=str(base), **words)
 
 
-def points(model: Any, encoded: Encoded, dials: list[str], dense: Path) -> list[dict[str, Any]]:
-    """The curve on the test rows: what it scored, what it executed, and its difference from `dense`, row by row."""
-    found = []
-    for dial in dials:
-        outcome = run_model(model, encoded, dial)
-        e = summarize(outcome, encoded, model.config, split="test", dial=dial)
+class TestRows:
+    """The test rows, all or so many drawn once, and which of them each dense model got right."""
+
+    def __init__(self, options: argparse.Namespace, dataset: str, seed: int) -> None:
+        self.runs = Path(options.runs) / dataset / str(seed)
+        self.precision = options.precision
+        self.tokenizer = load_tokenizer(self.runs / "start", offline=True)
+        labels = open_data(source(options, dataset)).labels
+        data = replace(open_data(DataSource(dataset, data_dir=options.data_dir, offline=True)), labels=labels)
+        whole = encode(data.splits["test"], data, self.tokenizer, LENGTH.get(dataset, 128))
+        self.rows = some_rows(whole, options.test_rows)
+        self.all, self.encoded = len(whole), rows_of(whole, self.rows)
+
+    def point(self, model: Any, dial: str, name: str | None = None) -> dict[str, Any]:
+        """What the model scored and executed, and its differences from the dense models, row by row."""
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
+            outcome = run_model(model, self.encoded, dial)
+        e = summarize(outcome, self.encoded, model.config, split="test", dial=dial)
         cost = {k: e.cost[k] for k in ("flops_ratio", "attention_flops_ratio", "flops_per_text")}
-        point = {"dial": dial, **e.quality["accuracy"], "k_over_h": e.budget["k_over_h"], **cost}
-        right = outcome.logits.argmax(1) == encoded.labels
-        if dense.exists():
-            gain = over_rows(right - np.load(dense).astype(float))
-            point["versus_dense"] = {"value": gain.value, "low": gain.low, "high": gain.high}
-        else:
-            np.save(dense, right)
-        found.append(point)
-    return found
+        k_over_h = e.budget["k_over_h"]
+        point = {"dial": dial, "rows": len(self.rows), **e.quality["accuracy"], "k_over_h": k_over_h, **cost}
+        right = np.full(self.all, np.nan)
+        right[self.rows] = outcome.logits.argmax(1) == self.encoded.labels
+        if name is not None:
+            np.save(self.runs / f"right-{name}.npy", right)
+        for other in ("start", "dense"):
+            file = self.runs / f"right-{other}.npy"
+            if other != name and file.exists():
+                differences = right - np.load(file)
+                gain = over_rows(differences[~np.isnan(differences)])
+                point[f"versus_{other}"] = {"value": gain.value, "low": gain.low, "high": gain.high}
+        return point
 
 
 def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> dict[str, Any]:
@@ -121,37 +139,33 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     runs = Path(options.runs) / dataset / str(seed)
     if method == "tfidf":
         return {"points": [tfidf(options, dataset)]}
-    if method == "dense":
-        begun = recipe(options, dataset, options.base, dense_epochs=options.epochs, model={"allocator": "all"})
-        resumed(source(options, dataset), begun, runs / "dense", seed)
+    data, began = source(options, dataset), time.monotonic()
+    if method == "start":
+        chosen = recipe(options, dataset, options.base, dense_epochs=0, model={"allocator": "all", "distill_weight": 0})
+        train(data, chosen, runs / "start", seed=seed, resume=True, evaluate=False)
     elif method in TRAINED:
-        tuned = recipe(options, dataset, runs / "dense" / "baseline", dense_epochs=0, **TRAINED[method])
-        resumed(source(options, dataset), tuned, runs / method, seed)
-    tokenizer, dense = load_tokenizer(runs / "dense", offline=True), runs / "dense-right.npy"
-    labels = open_data(source(options, dataset)).labels
-    test = test_rows(options, dataset, labels, tokenizer)
+        tuned = recipe(options, dataset, runs / "start", dense_epochs=0, **TRAINED[method])
+        train(data, tuned, runs / method, seed=seed, resume=True, evaluate=False)
+    trained = time.monotonic() - began
+    test = TestRows(options, dataset, seed)
     shares = [f"{share:g}" for share in options.shares]
-    if method == "dense":
-        trained = points(load_model(runs / "dense"), test, ["full"], dense)
-        return {"points": trained, "start": points(load_model(runs / "dense" / "baseline"), test, ["full"], dense)}
-    if method == "frozen":
-        budgeted = load_model(runs / "budgeted")
-        found = [points(freeze(budgeted, float(s)), test, ["learned"], dense)[0] for s in shares]
-        return {"points": [point | {"dial": f"frozen:{s}"} for s, point in zip(shares, found, strict=True)]}
-    if method == "michel":
-        start = load_model(runs / "dense")
+    if method in ("start", "dense"):
+        found = [test.point(load_model(runs / method), "full", method)]
+    elif method == "frozen":
+        model = load_model(runs / "budgeted")
+        found = [test.point(freeze(model, float(s)), "learned") | {"dial": f"frozen:{s}"} for s in shares]
+    elif method in ("michel", "untrained"):
+        start = load_model(runs / ("dense" if (runs / "dense").exists() else "start"))
         assert isinstance(start, BudgetedClassifier)
-        model = retrofit(start.plain().eval(), allocator="order")
-        data = open_data(source(options, dataset))
-        rank_heads(model, encode(data.splits["train"], data, tokenizer, LENGTH.get(dataset, 128)))
-        return {"points": points(model, test, [f"mean:{s}" for s in shares], dense)}
-    mode = "fixed" if method == "paper" else "mean"
-    dials = [*(f"{mode}:{s}" for s in shares), "full"]
-    return {"points": points(load_model(runs / method), test, dials, dense)}
-
-
-def resumed(data: DataSource, chosen: Recipe, folder: Path, seed: int) -> None:
-    train(data, chosen, folder, seed=seed, resume=True)
+        pruned, rows = retrofit(start.plain().eval(), allocator="order"), open_data(data)
+        seen = encode(rows.splits["train"], rows, test.tokenizer, LENGTH.get(dataset, 128))
+        rank_heads(pruned, seen, ranking="random" if method == "untrained" else "importance", seed=seed)
+        found = [test.point(pruned, f"mean:{s}") for s in shares]
+    else:
+        mode = "fixed" if method == "paper" else "mean"
+        model = load_model(runs / method)
+        found = [test.point(model, dial) for dial in (*(f"{mode}:{s}" for s in shares), *options.also)]
+    return {"points": found, "training_seconds": trained}
 
 
 def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -185,7 +199,15 @@ def run(options: argparse.Namespace) -> None:
                     continue
                 began = time.monotonic()
                 found = cell(options, dataset, method, seed)
-                facts = {"dataset": dataset, "method": method, "seed": seed, "train_rows": options.rows}
+                facts = {
+                    "dataset": dataset,
+                    "method": method,
+                    "seed": seed,
+                    "train_rows": options.rows,
+                    "epochs": options.epochs,
+                    "precision": options.precision,
+                    "dropout": options.dropout,
+                }
                 more = {"seconds": time.monotonic() - began, "environment": environment()}
                 write_whole(file, json.dumps({**facts, **found, **more}, indent=2) + "\n")
                 print(file, flush=True)
@@ -310,6 +332,9 @@ def main() -> None:
             sub.add_argument("--test-rows", type=int, help="so many, drawn once (default: all)")
             sub.add_argument("--epochs", type=int, default=2)
             sub.add_argument("--lr", type=float, default=1e-4)
+            sub.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training and tests")
+            sub.add_argument("--dropout", type=float, help="of encoder and attention (default: the base's own)")
+            sub.add_argument("--also", nargs="*", default=["full"], help="more dials for the trained methods")
         if name == "time":
             sub.add_argument("--length", type=int, default=128)
             sub.add_argument("--batches", type=int, nargs="+", default=[1, 32])

@@ -123,7 +123,7 @@ class BudgetFormerConfig(PreTrainedConfig):
         if self.initializer_range <= 0:
             raise UsageError(f"initializer_range={self.initializer_range}: give a standard deviation above 0")
         for name in ("dropout", "attention_dropout", "label_smoothing"):
-            if not 0 <= getattr(self, name) < 1:
+            if not 0 <= (getattr(self, name) or 0) < 1:
                 raise UsageError(f"{name}={getattr(self, name)}: give a number in [0, 1)")
         if self.pooling not in ("mean", "first"):
             raise UsageError(f"pooling={self.pooling!r}: give mean or first")

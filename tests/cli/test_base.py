@@ -140,6 +140,23 @@ def test_budgets_on_a_fine_tuned_base(run: Path, reviews: Path, base: Path, tmp_
     assert not (tmp_path / "again" / "baseline").exists()
 
 
+def test_the_dense_models_layers_teach_and_the_run_resumes(run: Path, reviews: Path, tmp_path: Path) -> None:
+    taught = ["--set", "dense_epochs=0", "--set", "model.distill_layers=1", "--set", "model.dropout=0"]
+    few = ["--base", run / "baseline", "-o", tmp_path / "again", "--epochs", "1", "--max-length", "32"]
+    assert command("train", reviews, *few, *taught) == 0
+    steps = [json.loads(line) for line in (tmp_path / "again" / "history.jsonl").read_text().splitlines()]
+    assert {"task", "distill", "layers"} <= set(steps[0]["parts"])
+    assert command("train", reviews, *few, *taught, "--resume") == 0
+
+
+def test_a_base_is_only_fine_tuned_with_all_heads(reviews: Path, base: Path, tmp_path: Path) -> None:
+    plain = ["--set", "dense_epochs=0", "--set", "model.allocator=all", "--set", "model.distill_weight=0"]
+    few = ["--epochs", "1", "--max-length", "32"]
+    fresh = save_base(tmp_path / "base", id2label={0: "x", 1: "y", 2: "z"})
+    assert command("train", reviews, "--base", fresh, "-o", tmp_path / "dense", *few, *plain) == 0
+    assert load_run(tmp_path / "dense")[0].config.allocator == "all"
+
+
 def test_wrong_bases_are_named(
     run: Path, reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ from budgetformer.retrofit import (
     retrofit,
     settle_order,
 )
+from budgetformer.retrofit.attention import RetrofitAttention
 from budgetformer.retrofit.freezing import freeze
 from tests.retrofit.tiny import HEADS, KINDS, LAYERS, VOCAB, ragged, tiny
 
@@ -77,6 +78,37 @@ def test_other_tasks_learn_from_a_teacher_too(task: str, labels: int) -> None:
     wanted = torch.rand(5) if labels == 1 else torch.ones(5, 3)
     out = model(ids, mask, wanted, teacher_logits=torch.randn(5, labels))
     assert out.loss_parts["distill"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_layers_are_taught_as_a_share_of_the_teachers_states(kind: str) -> None:
+    model = retrofit(tiny(kind), distill_layers=3.0, distill_weight=0.0).eval()
+    ids, mask = ragged()
+    lessons = model.lessons(ids, mask)
+    torch.testing.assert_close(lessons["teacher_logits"], model(ids, mask, budget="full").logits)
+    assert len(lessons["teacher_states"]) == LAYERS
+    same = model(ids, mask, LABELS, budget="full", **lessons).loss_parts
+    assert set(same) == {"task", "layers"}
+    assert same["layers"] == 0
+    doubled = {**lessons, "teacher_states": [2 * state for state in lessons["teacher_states"]]}
+    far = model(ids, mask, LABELS, budget="full", **doubled).loss_parts["layers"]
+    torch.testing.assert_close(far, torch.tensor(3 * 0.25))  # |x - 2x|^2 is a quarter of |2x|^2
+    noise = [s + 9 * (1 - mask)[..., None] for s in lessons["teacher_states"]]  # padding teaches nothing
+    assert model(ids, mask, LABELS, budget="full", teacher_states=noise).loss_parts["layers"] == 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bases_dropout_can_be_changed(kind: str, tmp_path: Path) -> None:
+    ids, mask = ragged()
+    model = retrofit(tiny(kind), dropout=0.5, attention_dropout=0.5)
+    model.save_pretrained(tmp_path)
+    for changed in (model, BudgetedClassifier.from_pretrained(tmp_path)):
+        changed.train()
+        assert not torch.equal(changed(ids, mask).logits, changed(ids, mask).logits)
+        attention = next(m for m in changed.modules() if isinstance(m, RetrofitAttention))
+        assert attention.core.dropout == 0.5
+    still = retrofit(model.plain(), dropout=0.0, attention_dropout=0.0).train()
+    torch.testing.assert_close(still(ids, mask, progress=0.0).logits, still.eval()(ids, mask, budget="full").logits)
 
 
 def test_importance_is_the_gradient_by_a_heads_weight() -> None:

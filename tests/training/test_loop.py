@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -16,6 +17,7 @@ from safetensors.torch import load_file
 from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource
 from budgetformer.errors import ModelError, UsageError
+from budgetformer.evaluation import run_model
 from budgetformer.training.loop import Fit, Interrupted, make_accelerator, rate_at
 from budgetformer.training.prepare import Prepared, make_config, prepare
 from budgetformer.training.recipe import Recipe
@@ -270,3 +272,17 @@ def test_half_precision_on_a_cpu_is_probed_before_it_can_kill(monkeypatch: pytes
     monkeypatch.setattr("budgetformer.training.loop.subprocess.run", lambda *a, **k: died)
     with pytest.raises(UsageError, match=r"precision=bf16: a bf16 product ends the process.*ONEDNN_MAX_CPU_ISA"):
         make_accelerator(Recipe(precision="bf16"))
+
+
+def test_a_half_precision_run_ends_with_the_models_own_forward(prepared: Prepared, tmp_path: Path) -> None:
+    recipe = RECIPE.changed({"epochs": 1, "precision": "bf16"}, where="test")
+    try:
+        make_accelerator(recipe)
+    except UsageError:
+        pytest.skip("bf16 ends the process on this CPU")
+    run = fit(prepared, tmp_path, recipe)
+    run.run()
+    few = prepared.splits["validation"].first(8)
+    fresh = type(run.model)(run.model.config)
+    fresh.load_state_dict(run.model.state_dict())
+    np.testing.assert_array_equal(run_model(fresh, few).logits, run_model(run.model, few).logits)

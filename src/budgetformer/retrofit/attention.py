@@ -153,6 +153,15 @@ def replace_attention(model: nn.Module, make: Callable[[int], HeadAllocator], ga
     return layer + 1
 
 
+def set_dropout(model: nn.Module, rate: float | None, attention: float | None) -> None:
+    """Change the dropout of a retrofitted encoder, and that of its attention maps, where one is given."""
+    for module in model.modules():
+        if isinstance(module, RetrofitAttention) and attention is not None:
+            module.core.dropout = attention
+        elif isinstance(module, nn.Dropout) and rate is not None:
+            module.p = rate
+
+
 def join_heads(site: Site, heads: int) -> tuple[Tensor, Tensor]:
     """The weights of q, k and v with rows head by head, its q, k, v; a missing bias is zero."""
     weights = torch.stack([w.detach().view(heads, -1, w.shape[1]) for w, _ in (site.q, site.k, site.v)], dim=1)

@@ -35,7 +35,10 @@ class RetrofitConfig(BudgetFormerConfig):
     budget_low: float = 0.1  # training draws budgets from here to 1 for half of the samples; 1: draws none
     ramp: float = 0.3  # the progress over which budgets fall from 1 to what is asked for
     distill_weight: float = 1.0  # of the distance to the dense model's logits, where they are given
+    distill_layers: float = 0.0  # of the distance to the states behind its layers; training then runs both models
     distill_temperature: float = 2.0
+    dropout: float | None = None  # type: ignore[assignment]  # None: the base's own, as for attention's
+    attention_dropout: float | None = None  # type: ignore[assignment]
 
     target_budget: float | None = 0.5
     min_heads: int = 0
@@ -49,10 +52,10 @@ class RetrofitConfig(BudgetFormerConfig):
         for name in ("budget_low", "ramp"):
             if not 0 <= getattr(self, name) <= 1:
                 raise UsageError(f"{name}={getattr(self, name)}: give a number in [0, 1]")
-        if self.distill_weight < 0 or self.distill_temperature <= 0:
+        if min(self.distill_weight, self.distill_layers) < 0 or self.distill_temperature <= 0:
             raise UsageError(
-                f"distill_weight={self.distill_weight}, distill_temperature={self.distill_temperature}: give a weight "
-                "that is not negative and a temperature above 0"
+                f"distill_weight={self.distill_weight}, distill_layers={self.distill_layers}, distill_temperature="
+                f"{self.distill_temperature}: give weights that are not negative and a temperature above 0"
             )
         if (self.allocator == "given") != (self.kept_heads is not None):
             raise UsageError(f"allocator={self.allocator!r} and kept_heads go together: give both or neither")

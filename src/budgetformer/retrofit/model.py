@@ -34,6 +34,7 @@ from budgetformer.retrofit.attention import (
     freeze_attention,
     replace_attention,
     restore_attention,
+    set_dropout,
 )
 from budgetformer.retrofit.configuration import RetrofitConfig
 
@@ -55,6 +56,7 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
             model = AutoModelForSequenceClassification.from_config(base)
         gain = _first_budget(config.num_attention_heads) if config.allocator == "learned" else 1.0
         replace_attention(model, lambda layer: _make_gate(config), gain)
+        set_dropout(model, config.dropout, config.attention_dropout)
         if config.kept_heads is not None:
             freeze_attention(model, config.kept_heads)
         self.model = model
@@ -94,9 +96,10 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
         return_dict: bool | None = None,
         token_type_ids: Tensor | None = None,
         teacher_logits: Tensor | None = None,
+        teacher_states: Sequence[Tensor] = (),
         **kwargs: Any,
     ) -> BudgetFormerOutput | tuple[Any, ...]:
-        """Classify a batch, as our own model does; `teacher_logits` are the dense model's, to learn from."""
+        """Classify a batch, as our own model does; what a teacher gave (see `lessons`) is there to learn from."""
         mask_BN = padding_mask(attention_mask)
         self._check_ids(input_ids)
         if input_ids.shape[1] > self.config.max_position_embeddings:
@@ -114,7 +117,9 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
             raise UsageError(f"layer {wrong[0]} does not exist: layers are 0 to {len(layers) - 1}")
         dials, share_B = self._dials(Dial.parse(budget), len(input_ids), progress)
         budgets = Budgets(mask_BN, progress, dials, attention_heads or {})
-        logits = self.model(input_ids, budgets=budgets, **self._inputs(mask_BN, token_type_ids)).logits
+        inputs = self._inputs(mask_BN, token_type_ids)
+        encoded = self.model(input_ids, budgets=budgets, output_hidden_states=bool(teacher_states), **inputs)
+        logits = encoded.logits
         allocations = tuple(budgets.allocations[layer] for layer in layers)
         loss, parts = None, None
         if labels is not None:
@@ -122,9 +127,23 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
             parts |= self._budget_losses(allocations, mask_BN, input_ids.shape[1], share_B)
             if teacher_logits is not None and self.config.distill_weight:
                 parts["distill"] = self.config.distill_weight * self._distance(logits, teacher_logits)
+            if teacher_states:
+                apart = _apart(encoded.hidden_states[1:], teacher_states, mask_BN)
+                parts["layers"] = self.config.distill_layers * apart
             loss = torch.stack(tuple(parts.values())).sum()
         output = BudgetFormerOutput(loss, logits, parts, allocations, budgets.maps or None)
         return output if return_dict is None or return_dict else output.to_tuple()
+
+    @torch.no_grad()
+    def lessons(
+        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None = None
+    ) -> dict[str, Any]:
+        """What another model can learn from this one, with all heads: its logits and the states behind each layer."""
+        mask_BN = padding_mask(attention_mask)
+        budgets = Budgets(mask_BN, 1.0, self._dials(Dial("full"), len(input_ids), 1.0)[0])
+        inputs = self._inputs(mask_BN, token_type_ids)
+        encoded = self.model(input_ids, budgets=budgets, output_hidden_states=True, **inputs)
+        return {"teacher_logits": encoded.logits, "teacher_states": encoded.hidden_states[1:]}
 
     def _inputs(self, mask_BN: Tensor | None, segments_BN: Tensor | None) -> dict[str, Any]:
         """What the encoder takes beside the ids. Our attention has the mask already; only mean pooling asks for it."""
@@ -258,6 +277,15 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
             raise ModelError(f"{folder}: the delta holds {unexpected[0]!r}, which its base has no place for")
         model.train(False)
         return model
+
+
+def _apart(mine: Sequence[Tensor], teacher: Sequence[Tensor], mask_BN: Tensor | None) -> Tensor:
+    """The squared distance between two models' states on real tokens, as a share of the teacher's, mean of layers."""
+    shares = []
+    for a_BND, b_BND in zip(mine, teacher, strict=True):
+        a, b = (a_BND, b_BND) if mask_BN is None else (a_BND[mask_BN], b_BND[mask_BN])
+        shares.append(F.mse_loss(a.float(), b.float()) / b.float().square().mean())
+    return torch.stack(shares).mean()
 
 
 def _first_budget(heads: int) -> float:

@@ -6,6 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluation import Floats, run_model
 from budgetformer.modeling import BudgetFormerForSequenceClassification
@@ -13,8 +15,11 @@ from budgetformer.retrofit import BudgetedClassifier, RetrofitConfig, base_hash,
 from budgetformer.training.prepare import Prepared, label_options
 from budgetformer.training.recipe import Recipe
 
-_NO_GATES = ("allocator", "learn_order", "budget_low", "ramp", "target_budget", "target_weight", "cost_weight")
-Built = tuple[BudgetFormerForSequenceClassification, Floats | None]
+_NO_GATES = (
+    "allocator", "learn_order", "budget_low", "ramp", "target_budget", "target_weight", "cost_weight", "distill_layers",
+)  # fmt: skip
+Teacher = Floats | BudgetedClassifier | None  # logits of every training row, or the model itself for its layers
+Built = tuple[BudgetFormerForSequenceClassification, Teacher]
 
 
 def dense_recipe(recipe: Recipe) -> Recipe:
@@ -38,8 +43,8 @@ def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetedClassifier,
     return model, None
 
 
-def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> tuple[BudgetedClassifier, Floats | None]:
-    """The dense model with gates, its heads ranked; and the dense model's logits on the training rows.
+def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> tuple[BudgetedClassifier, Teacher]:
+    """The dense model with gates, its heads ranked; and the dense model as a teacher.
 
     `dense` is the directory of the fine-tuned model; None means that the base is fine-tuned already.
     """
@@ -47,12 +52,19 @@ def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> tu
         model = BudgetedClassifier.from_pretrained(dense)
     else:
         model, _ = build_dense(prepared, dense_recipe(recipe))
-        if invented := [n for n in model.config.base_fresh if not n.startswith(f"{model.model.base_model_prefix}.")]:
+        invented = [n for n in model.config.base_fresh if not n.startswith(f"{model.model.base_model_prefix}.")]
+        if invented and (recipe.model.get("allocator") != "all" or _option(recipe, "distill_weight")):
             raise UsageError(
                 f"dense_epochs=0 is for a base that is fine-tuned already, but {recipe.base} has no {invented[0]!r} "
                 "for these labels: give dense_epochs of at least 1"
             )
-    teacher = run_model(model, prepared.splits["train"]).logits if _wants_teacher(recipe) else None
+    teacher: Teacher = None
+    if _option(recipe, "distill_layers"):
+        teacher = model
+        model.train(False)
+    elif _option(recipe, "distill_weight"):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+            teacher = run_model(model, prepared.splits["train"]).logits
     known = {k: getattr(model.config, k) for k in ("base_name", "base_sha256", "base_fresh")}
     budgeted = retrofit(model.plain(), **_options(label_options(prepared, recipe), recipe), **known)
     _check(prepared, recipe, budgeted, budgeted.config.base_fresh)
@@ -65,8 +77,8 @@ def _options(labels: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
     return {**labels, **recipe.model}
 
 
-def _wants_teacher(recipe: Recipe) -> bool:
-    return bool(recipe.model.get("distill_weight", RetrofitConfig.distill_weight))
+def _option(recipe: Recipe, name: str) -> Any:
+    return recipe.model.get(name, getattr(RetrofitConfig, name))
 
 
 def _check(prepared: Prepared, recipe: Recipe, model: BudgetedClassifier, fresh: list[str]) -> None:

@@ -24,13 +24,16 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
-from budgetformer.data import Encoded, collate, plan_epoch
+from budgetformer.data import Batch, Encoded, collate, plan_epoch
 from budgetformer.errors import MissingExtraError, UsageError
-from budgetformer.evaluation import Evaluation, Floats, Outcome, run_model, summarize
+from budgetformer.evaluation import Evaluation, Outcome, run_model, summarize
 from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.retrofit import BudgetedClassifier
+from budgetformer.training.base import Teacher
 from budgetformer.training.checkpoint import Checkpoints, State, explained, write_directory
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.view import View
@@ -74,10 +77,12 @@ class Fit:
         accelerator: Accelerator | None = None,
         tensorboard: bool = False,
         quiet: bool = False,
-        teacher: Floats | None = None,
+        teacher: Teacher = None,
     ) -> None:
-        self.teacher = teacher  # logits of every training row to learn from, or None
         self.accelerator = accelerator or make_accelerator(recipe)
+        self.teacher = teacher
+        if isinstance(teacher, BudgetedClassifier):
+            teacher.to(self.accelerator.device)
         self.model, self.train, self.validation = model.to(self.accelerator.device), train, validation
         self.recipe, self.folder, self.seed = recipe, folder, seed
         self.optimizer = make_optimizer(model, recipe)
@@ -121,6 +126,7 @@ class Fit:
             view.close()
             if self.tracker:
                 self.tracker.close()
+        self.accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)  # its own forward, without autocast
         return self.state
 
     def _out_of_patience(self) -> bool:
@@ -176,8 +182,8 @@ class Fit:
         rows = mine if len(mine) else piece[:1]  # every process must take part; a borrowed row weighs nothing
         batch = collate(self.train, rows, self.model.config.pad_token_id or 0).to(self.accelerator.device)
         ids, mask, types = batch.input_ids, batch.attention_mask, batch.token_type_ids
-        more = {} if self.teacher is None else {"teacher_logits": torch.from_numpy(self.teacher[rows]).to(ids.device)}
-        out = self.wrapped(ids, mask, batch.labels, token_type_ids=types, progress=self.progress, **more)
+        lessons = self._lessons(batch)
+        out = self.wrapped(ids, mask, batch.labels, token_type_ids=types, progress=self.progress, **lessons)
         self.accelerator.backward(out.loss * (len(mine) * self.world / of))
         with torch.no_grad():
             record = {"loss": out.loss.detach(), **{f"loss.{k}": v.detach() for k, v in out.loss_parts.items()}}
@@ -189,6 +195,15 @@ class Fit:
             for name, value in record.items():
                 mine_of = torch.tensor([next(parts) for _ in range(value.numel())], dtype=torch.float64)
                 sums[name] = sums.get(name, 0.0) + mine_of.reshape(value.shape)
+
+    def _lessons(self, batch: Batch) -> dict[str, Any]:
+        """What the teacher says of these rows: its logits, or all that it can tell."""
+        if self.teacher is None:
+            return {}
+        if isinstance(self.teacher, BudgetedClassifier):
+            with self.accelerator.autocast():
+                return self.teacher.lessons(batch.input_ids, batch.attention_mask, batch.token_type_ids)
+        return {"teacher_logits": torch.from_numpy(self.teacher[batch.rows]).to(batch.input_ids.device)}
 
     def _means(self, sums: dict[str, Any]) -> dict[str, Any]:
         """Sums over rows, from all processes, as means: numbers, or one for each layer."""
@@ -359,6 +374,8 @@ def make_accelerator(recipe: Recipe) -> Accelerator:
             )
     patient = InitProcessGroupKwargs(timeout=timedelta(days=1))  # others wait while one evaluates and reports
     precision = "no" if recipe.precision == "fp32" else recipe.precision
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
+        AcceleratorState._reset_state()  # a run before this one, in the same process, had another precision
     return Accelerator(cpu=cpu, mixed_precision=precision, kwargs_handlers=[patient])
 
 
