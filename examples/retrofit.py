@@ -1,13 +1,16 @@
-"""Head budgets for an encoder that you have: fine-tune it, find the cheapest setting that is good enough, use it.
+"""Head budgets for an encoder that you have: fine-tune it, find the cheapest setting that is good enough, serve it.
 
 python examples/retrofit.py MODEL_OR_DIR reviews.csv
+curl localhost:8000/predict -H 'content-type: application/json' -d '{"text": "a fine film"}'
 """
 
 import sys
 from pathlib import Path
 
-from budgetformer.calibration import calibrate, read_dial, write_calibration
+from budgetformer.calibration import calibrate, write_calibration
 from budgetformer.data import DataSource, encode, open_data
+from budgetformer.serving.server import serve
+from budgetformer.serving.settings import Settings
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import load_run, train
 
@@ -20,7 +23,4 @@ reviews = open_data(DataSource(data))
 held_out = encode(reviews.splits["validation"], reviews, tokenizer, record["max_length"])
 write_calibration(run, calibrate(model, held_out, split="validation", max_drop=[0.5]))
 
-batch = tokenizer(["a fine film", "two hours of my life"], padding=True, return_tensors="pt")
-output = model(batch["input_ids"], batch["attention_mask"], budget=read_dial("max-drop-0.5", run))
-for scores, heads in zip(output.logits, sum(a.heads for a in output.allocations), strict=True):
-    print(model.config.id2label[int(scores.argmax())], f"with {int(heads)} heads in all")
+serve(Settings(run, budget="max-drop-0.5"), host="127.0.0.1", port=8000)

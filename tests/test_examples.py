@@ -7,6 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from budgetformer.serving.engine import Engine
+from budgetformer.serving.settings import Settings
+from tests.retrofit.tiny import save_base
+from tests.training.toy import write_reviews
+
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))
 SAYS = {
     "custom_allocator.py": ["6 tokens: 1 of 8 heads", "64 tokens: 8 of 8 heads"],
@@ -20,7 +25,24 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     source = example.read_text(encoding="utf-8")
     assert len(source.splitlines()) <= 40
     if "sys.argv" in source:
-        pytest.skip("wants a model and data of the reader's own")
+        return  # wants a model and data: below
     runpy.run_path(str(example), run_name="__main__")
     out = capsys.readouterr().out
     assert [line for line in SAYS[example.name] if line not in out] == [], out
+
+
+def test_an_encoder_is_retrofitted_calibrated_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    served: list[Settings] = []
+    base, reviews = (
+        save_base(tmp_path / "base", max_position_embeddings=128),
+        write_reviews(tmp_path / "r.csv", rows=80),
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["retrofit.py", str(base), str(reviews)])
+    monkeypatch.setattr("budgetformer.serving.server.serve", lambda settings, **_: served.append(settings))
+    example = next(path for path in EXAMPLES if path.name == "retrofit.py")
+    assert len(example.read_text(encoding="utf-8").splitlines()) < 30
+    runpy.run_path(str(example), run_name="__main__")
+    engine = Engine(served[0])
+    (answer,) = engine.run(engine.encode([("a superb story", None)]), engine.budget)
+    assert answer.heads < engine.possible
