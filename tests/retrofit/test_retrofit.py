@@ -282,7 +282,7 @@ def test_the_real_minilm_is_the_originals_too() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
-def test_settling_moves_the_mean_into_the_order_and_changes_no_score() -> None:
+def test_settling_makes_the_dial_exact_and_changes_no_score(tmp_path: Path) -> None:
     model = retrofit(tiny("bert"), allocator="ranked")
     data = encoded(40)
     rank_heads(model, data)
@@ -292,15 +292,21 @@ def test_settling_moves_the_mean_into_the_order_and_changes_no_score() -> None:
             assert gate.scorer is not None
             gate.scorer.weight.normal_(std=0.3)
             gate.centre += 1.0  # the mean input has drifted since the start
-    before, shares = run_model(model, data, "full"), []
-    x = torch.randn(3, 5, model.config.hidden_size)
+
+    def executed(asked: float) -> float:
+        return float(run_model(model, data, f"mean:{asked}").heads.mean() / HEADS)
+
+    before, x = run_model(model, data, "full"), torch.randn(3, 5, model.config.hidden_size)
     scores = [gate.scores(x, None) for gate in model.gates]
-    for settled in (False, True):
-        if settled:
-            settle_order(model, data)
-        shares.append(float(run_model(model, data, "mean:0.5").heads.mean() / model.config.num_attention_heads))
-    assert abs(shares[1] - 0.5) < abs(shares[0] - 0.5)
+    assert abs(executed(0.5) - 0.5) > 0.1
+    settle_order(model, data)
+    assert [asked for asked in (0.25, 0.5, 0.75) if abs(executed(asked) - asked) > 0.05] == []
+    assert (executed(0), executed(1)) == (0, 1)
+    assert run_model(model, data, "fixed:0.5").heads.sum(1).tolist() == [LAYERS * HEADS // 2] * len(data)
     for gate, was in zip(model.gates, scores, strict=True):
         torch.testing.assert_close(gate.scores(x, None), was)
     np.testing.assert_array_equal(run_model(model, data, "full").logits, before.logits)
+    model.save_pretrained(tmp_path)
+    again = run_model(BudgetedClassifier.from_pretrained(tmp_path), data, "mean:0.25")
+    np.testing.assert_array_equal(again.heads, run_model(model, data, "mean:0.25").heads)
     settle_order(retrofit(tiny("bert"), allocator="order"), data)  # nothing to move

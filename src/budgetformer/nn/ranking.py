@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -39,11 +40,19 @@ class Cut(Dial):
     quota: int = 0  # for fixed and max: the heads of this layer that the static order keeps
 
 
-def thresholds(scores_LH: Tensor) -> Tensor:
-    """Entry k is the threshold that keeps the k highest of all static scores. -> (heads of all layers + 1,)."""
+def thresholds(scores_LH: Tensor, shifts: Sequence[float] | None = None) -> Tensor:
+    """Entry k is the threshold that keeps the k highest of all static scores. -> (heads of all layers + 1,).
+
+    `shifts` move the thresholds, in between linearly, where inputs depart from the static scores: at equal steps
+    between none and all of the heads.
+    """
     falling = scores_LH.detach().float().flatten().sort(descending=True).values
     ends = falling.new_tensor([float("inf"), float("-inf")])
-    return torch.cat([ends[:1], (falling[1:] + falling[:-1]) / 2, ends[1:]])
+    table = torch.cat([ends[:1], (falling[1:] + falling[:-1]) / 2, ends[1:]])
+    if shifts is not None:
+        steps = np.arange(1, len(shifts) + 1) / (len(shifts) + 1)
+        table += table.new_tensor(np.interp(np.linspace(0, 1, len(table)), steps, shifts))
+    return table
 
 
 def threshold_at(share_B: Tensor, table: Tensor) -> Tensor:
@@ -51,18 +60,20 @@ def threshold_at(share_B: Tensor, table: Tensor) -> Tensor:
     return table[(share_B * (len(table) - 1) + ROUNDING_SLACK).long()][:, None]
 
 
-def make_cuts(dial: Dial, scores_LH: Tensor, learned: float | None) -> list[Cut]:
+def make_cuts(dial: Dial, scores_LH: Tensor, learned: float | None, shifts: Sequence[float] | None = None) -> list[Cut]:
     """The dial made out for each layer. `learned` is the share that `learned` keeps; None: scores above 0.
 
     `mean` cuts all layers at one threshold: the share is a mean over inputs. `fixed` and `max` give each layer the
     number that the static order gives it, to every input or as a ceiling: a layer may get fewer than its gate asks.
     """
-    table = thresholds(scores_LH)
+    counts = dial.mode in ("fixed", "max")
+    table = thresholds(scores_LH, shifts)
     shares = torch.tensor([1.0 if learned is None else learned, 1.0 if dial.value is None else dial.value])
     own, limit = threshold_at(shares.to(table.device), table)[:, 0].tolist()
     own = 0.0 if learned is None else own
     threshold = {"full": float("-inf"), "learned": own, "random": own, "max": own}.get(dial.mode, limit)
-    if dial.mode in ("fixed", "max"):
+    if counts:
+        limit = float(threshold_at(shares[1:].to(table.device), thresholds(scores_LH)))
         return [Cut(dial.mode, dial.value, threshold, quota) for quota in (scores_LH > limit).sum(dim=1).tolist()]
     return [Cut(dial.mode, dial.value, threshold)] * len(scores_LH)
 
@@ -88,11 +99,15 @@ class RankedHeads(HeadAllocator):
 
     def scores(self, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Static scores plus what the input adds. -> (B, H)."""
-        static = self.score.float().expand(x_BND.shape[0], -1)
-        if self.scorer is None:
-            return static
-        added: Tensor = self.scorer((pool(x_BND, mask_BN) - self.centre.float()) / self.scale.float())
-        return static + added
+        return (
+            self.score.float().expand(len(x_BND), -1) if self.scorer is None else self.scores_at(pool(x_BND, mask_BN))
+        )
+
+    def scores_at(self, pooled_BD: Tensor) -> Tensor:
+        """The scores of inputs that are pooled already. -> (B, H)."""
+        assert self.scorer is not None
+        added: Tensor = self.scorer((pooled_BD - self.centre.float()) / self.scale.float())
+        return self.score.float() + added
 
     def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
         cut = dial if isinstance(dial, Cut) else make_cuts(dial or Dial(), self.score[None], None)[0]

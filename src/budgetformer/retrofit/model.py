@@ -163,7 +163,7 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
             return [dial] * layers, None
         target = None if config.target_budget is None else config.reached(config.target_budget, progress)
         if not self.training:
-            return make_cuts(dial, self.order, target), None
+            return make_cuts(dial, self.order, target, config.dial_shifts), None
         table = thresholds(self.order)
         low = config.reached(config.budget_low, progress)
         drawn_B = low + (1 - low) * torch.rand(batch, device=table.device) ** 2  # few heads are harder to learn

@@ -14,11 +14,12 @@ from budgetformer.data import Batch, Encoded, collate, eval_plan
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import pool
 from budgetformer.nn.objective import task_loss
-from budgetformer.nn.ranking import RankedHeads
+from budgetformer.nn.ranking import RankedHeads, threshold_at, thresholds
 from budgetformer.retrofit.model import BudgetedClassifier
 
 Ranking = Literal["importance", "random"]
 _TOKENS = 4096  # padded tokens of one batch
+_STEPS = 7  # places of the dial where thresholds are settled: eighths
 
 
 def rank_heads(
@@ -43,23 +44,41 @@ def rank_heads(
     return importance
 
 
-def settle_order(model: BudgetedClassifier, encoded: Encoded, *, rows: int = 1024) -> None:
-    """Move what inputs add to the scores on average, seen on some training rows, into the static scores.
+def settle_order(model: BudgetedClassifier, encoded: Encoded, *, rows: int = 256) -> None:
+    """Make mean:X execute X of all heads, as seen on some training rows.
 
-    No score changes, but thresholds go by the static ones: afterwards mean:X executes about X of all heads, and
-    freezing keeps the heads that inputs choose most.
+    What inputs add to the scores on average goes into the static scores: no score changes, and freezing keeps the heads
+    that inputs choose most. Then thresholds are moved to where the scores of these rows leave X of the heads above.
     """
     gates = [gate for gate in model.gates if gate.scorer is not None]
     if not gates:
         return
-    with _inputs_of(gates) as inputs, torch.no_grad():
-        for batch in _batches(model, encoded.first(min(rows, len(encoded)))):
-            model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget="learned")
-        for gate, found in zip(gates, inputs, strict=True):
-            assert gate.scorer is not None
-            mean_D = torch.cat(found).mean(dim=0)
-            gate.score.add_(gate.scorer((mean_D - gate.centre) / gate.scale))
-            gate.centre.copy_(mean_D)
+    few = encoded.first(min(rows, len(encoded)))
+    model.config.dial_shifts = None
+    for gate, pooled_RD in zip(gates, _pooled(model, gates, few, "learned"), strict=True):
+        assert gate.scorer is not None
+        mean_D = pooled_RD.mean(dim=0)
+        gate.score.data.add_(gate.scorer((mean_D - gate.centre) / gate.scale).detach())
+        gate.centre.copy_(mean_D)
+    table, shifts = thresholds(model.order), [0.0] * _STEPS
+    for step in reversed(range(_STEPS)):
+        share = (step + 1) / (_STEPS + 1)
+        for _ in range(2):  # what layers see depends on the threshold
+            model.config.dial_shifts = shifts
+            pooled = _pooled(model, gates, few, f"mean:{share}")
+            scores = torch.stack([gate.scores_at(x) for gate, x in zip(gates, pooled, strict=True)]).detach()
+            mine = threshold_at(torch.tensor([share], device=table.device), table)
+            shifts = [float(scores.quantile(1 - share) - mine)] * (step + 1) + shifts[step + 1 :]
+    model.config.dial_shifts = shifts
+
+
+@torch.no_grad()
+def _pooled(model: BudgetedClassifier, gates: Sequence[RankedHeads], encoded: Encoded, dial: str) -> list[Tensor]:
+    """The pooled inputs of every gate when the rows run at a dial. -> for each (rows, D)."""
+    with _inputs_of(gates) as inputs:
+        for batch in _batches(model, encoded):
+            model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget=dial)
+    return [torch.cat(found) for found in inputs]
 
 
 @contextmanager
