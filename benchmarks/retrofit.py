@@ -1,7 +1,7 @@
 """Pretrained encoders with head budgets against dense, pruned and random heads: one JSON a cell, resumable.
 
     python benchmarks/retrofit.py run --base DIR --data-dir DIR [--datasets ag_news imdb snli] [--seeds 2]
-    python benchmarks/retrofit.py time --base DIR [--length 128]
+    python benchmarks/retrofit.py time --data-dir DIR [--batches 1 32]
     python benchmarks/retrofit.py plot
 
 `run` writes docs/results/retrofit/DATASET-METHOD-SEED.json and skips what is there; runs themselves go on where they
@@ -16,7 +16,7 @@ were interrupted. All methods start from the same fine-tuned dense model and are
   untrained a random order applied to a dense model
   frozen    `budgeted` frozen at a share of the heads
   tfidf     TF-IDF of words and pairs with logistic regression
-`time` compares the whole model and its attention blocks with Hugging Face's own, which uses SDPA, in one run.
+`time` compares whole models and their attention blocks with Hugging Face's own, which uses SDPA, in one run.
 """
 
 from __future__ import annotations
@@ -35,14 +35,17 @@ import torch
 
 from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.timing import take_turns
-from budgetformer.data import DataSource, encode, load_tokenizer, open_data
+from budgetformer.data import DataSource, collate, encode, load_tokenizer, open_data
 from budgetformer.evaluation import run_model, summarize, wilson
+from budgetformer.nn.allocation import Dial
+from budgetformer.nn.ranking import make_cuts
 from budgetformer.paper.probes import rows_of, some_rows
 from budgetformer.paper.render_figures import standalone
 from budgetformer.paper.statistics import over_rows
 from budgetformer.report import write_whole
 from budgetformer.report.figures import canvas
-from budgetformer.retrofit import BudgetedClassifier, load_base, load_model, rank_heads, retrofit
+from budgetformer.retrofit import BudgetedClassifier, load_model, rank_heads, retrofit
+from budgetformer.retrofit.attention import Budgets
 from budgetformer.retrofit.freezing import freeze
 from budgetformer.training.provenance import environment
 from budgetformer.training.recipe import Recipe
@@ -51,13 +54,14 @@ from budgetformer.training.run import train
 VALIDATION_ROWS = 1000
 LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}
 TRAINED: dict[str, dict[str, Any]] = {
-    "dense": {"model": {"allocator": "all"}},
-    "budgeted": {"model": {"allocator": "ranked"}},
-    "static": {"model": {"allocator": "order"}},
-    "paper": {"model": {"allocator": "learned"}},
-    "random": {"model": {"allocator": "order", "learn_order": False}, "ranking": "random"},
-    "michel-tuned": {"model": {"allocator": "order", "learn_order": False}},
+    "dense": {"allocator": "all"},
+    "budgeted": {},
+    "static": {"allocator": "order"},
+    "paper": {"allocator": "learned"},
+    "random": {"allocator": "order", "learn_order": False},
+    "michel-tuned": {"allocator": "order", "learn_order": False},
 }
+TAUGHT = {"target_budget": 0.25, "distill_layers": 1.0}
 SAID = {
     "start": "dense, fine-tuned",
     "dense": "dense, trained on",
@@ -72,6 +76,7 @@ SAID = {
     "tfidf": "TF-IDF",
 }
 METHODS = tuple(SAID)
+LINES = {"start": "--", "dense": "-.", "tfidf": ":"}
 COSTS = ("k_over_h", "attention_flops_ratio", "flops_ratio")
 
 
@@ -96,7 +101,8 @@ def recipe(options: argparse.Namespace, dataset: str, base: Path | str, **change
         "max_length": LENGTH.get(dataset, 128), "epochs": options.epochs, "learning_rate": options.lr,
         "precision": options.precision, **changes,
     }  # fmt: skip
-    words["model"] = {**words["model"], "dropout": options.dropout, "attention_dropout": options.dropout}
+    dropout = {"dropout": options.dropout, "attention_dropout": options.dropout}
+    words["model"] = {**words["model"], **dropout}
     return Recipe.make(base=str(base), **words)
 
 
@@ -144,8 +150,11 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
         chosen = recipe(options, dataset, options.base, dense_epochs=0, model={"allocator": "all", "distill_weight": 0})
         train(data, chosen, runs / "start", seed=seed, resume=True, evaluate=False)
     elif method in TRAINED:
-        tuned = recipe(options, dataset, runs / "start", dense_epochs=0, **TRAINED[method])
-        train(data, tuned, runs / method, seed=seed, resume=True, evaluate=False)
+        ranking = "random" if method == "random" else "importance"
+        chosen = recipe(
+            options, dataset, runs / "start", dense_epochs=0, ranking=ranking, model={**TAUGHT, **TRAINED[method]}
+        )
+        train(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
     trained = time.monotonic() - began
     test = TestRows(options, dataset, seed)
     shares = [f"{share:g}" for share in options.shares]
@@ -214,61 +223,67 @@ def run(options: argparse.Namespace) -> None:
 
 
 def clock(options: argparse.Namespace) -> None:
-    """Times of the whole model and of one attention block, in turns, at shares of the heads."""
-    plain, _ = load_base(options.base)
-    model = retrofit(load_base(options.base)[0], allocator="order", training_progress=1.0)
-    torch.manual_seed(0)
-    with torch.no_grad():  # the times do not depend on which heads matter
-        for gate in model.gates:
-            gate.score.copy_(torch.rand(gate.num_heads))
-    plain.eval(), model.eval()
-    rows = []
-    with torch.inference_mode():
+    """Times of the trained models of seed 0 and of their attention blocks, in turns, on texts of the median length."""
+    results = Path(options.results)
+    results.mkdir(parents=True, exist_ok=True)
+    for dataset in options.datasets:
+        runs, rows = Path(options.runs) / dataset / "0", []
+        start, model = load_model(runs / "start"), load_model(runs / "budgeted")
+        assert isinstance(start, BudgetedClassifier)
+        assert isinstance(model, BudgetedClassifier)
+        plain, tokenizer = start.plain().eval(), load_tokenizer(runs / "start", offline=True)
+        data = open_data(DataSource(dataset, data_dir=options.data_dir, offline=True))
+        test = encode(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
+        by_length = np.argsort(test.lengths, kind="stable")
+        frozen = {f"frozen:{share:g}": freeze(model, share) for share in options.shares}
         for batch in options.batches:
-            ids = torch.randint(1000, 20000, (batch, options.length))
-            mask = torch.ones_like(ids)
-            rivals: dict[str, Any] = {"dense": lambda ids=ids, mask=mask: plain(ids, attention_mask=mask)}
-            for share in options.shares:
-                frozen = freeze(model, share)
-                rivals[f"mean:{share:g}"] = lambda s=share, i=ids, m=mask: model(i, m, budget=f"mean:{s}")
-                rivals[f"frozen:{share:g}"] = lambda f=frozen, i=ids, m=mask: f(i, m)
-            ms = take_turns(rivals, seconds=options.seconds)
-            rows += [{"what": "model", "batch": batch, "ways": ms, **speedups(ms)}]
-            rows += [{"what": "attention", "batch": batch, **blocks(plain, model, batch, options)}]
-    out = {"base": Path(options.base).name, "length": options.length, "rows": rows, "environment": environment()}
-    file = Path(options.results) / "time.json"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(file, json.dumps(out, indent=2) + "\n")
-    print(json.dumps(rows, indent=2))
+            first = (len(by_length) - batch) // 2
+            rows_in = collate(test, by_length[first : first + batch], model.config.pad_token_id or 0)
+            tokens = int(rows_in.attention_mask.sum(dim=1).min())  # cut to one length: no padding on either side
+            ids, types = rows_in.input_ids[:, :tokens], rows_in.token_type_ids
+            types = torch.zeros_like(ids) if types is None else types[:, :tokens]
+            with torch.inference_mode():
+                ways = {"model": whole(plain, model, frozen, ids, types, options.shares),
+                        "attention": blocks(plain, model, ids, types, options.shares)}  # fmt: skip
+                for what, rivals in ways.items():
+                    ms = take_turns(rivals, seconds=options.seconds)
+                    speedup = {name: ms["dense"] / value for name, value in ms.items() if name != "dense"}
+                    rows.append({"what": what, "batch": batch, "tokens": tokens, "ms": ms, "speedup": speedup})
+                    print(dataset, what, batch, tokens, {k: round(v, 2) for k, v in speedup.items()}, flush=True)
+        out = {"dataset": dataset, "threads": torch.get_num_threads(), "rows": rows, "environment": environment()}
+        write_whole(results / f"time-{dataset}.json", json.dumps(out, indent=2) + "\n")
 
 
-def blocks(plain: Any, model: BudgetedClassifier, batch: int, options: argparse.Namespace) -> dict[str, Any]:
-    """All attention blocks of a BERT one after the other, on the same hidden states."""
-    from budgetformer.nn.allocation import Dial
-    from budgetformer.nn.ranking import make_cuts
-    from budgetformer.retrofit.attention import Budgets
+def whole(
+    plain: Any, model: Any, frozen: dict[str, Any], ids: torch.Tensor, types: torch.Tensor, shares: list[float]
+) -> dict[str, Any]:
+    """The ways to run the whole model: Hugging Face's own, which uses SDPA, and ours."""
+    ways: dict[str, Any] = {"dense": lambda: plain(ids, token_type_ids=types)}
+    for share in shares:
+        ways[f"mean:{share:g}"] = lambda s=share: model(ids, token_type_ids=types, budget=f"mean:{s}")
+    return ways | {name: lambda m=small: m(ids, token_type_ids=types) for name, small in frozen.items()}
 
-    x = torch.randn(batch, options.length, model.config.hidden_size)
+
+def blocks(
+    plain: Any, model: BudgetedClassifier, ids: torch.Tensor, types: torch.Tensor, shares: list[float]
+) -> dict[str, Any]:
+    """All attention blocks of a BERT one after the other, on the states that the dense model hands them."""
+    states = plain(ids, token_type_ids=types, output_hidden_states=True).hidden_states[:-1]
     theirs = [layer.attention for layer in plain.bert.encoder.layer]
     ours = [layer.attention for layer in model.model.bert.encoder.layer]
 
     def mine(share: float) -> None:
-        budgets = Budgets(None, 1.0, make_cuts(Dial("mean", share), model.order, None))
-        for block in ours:
+        cuts = make_cuts(Dial("mean", share), model.order, None, model.config.dial_shifts)
+        budgets = Budgets(None, 1.0, cuts)
+        for block, x in zip(ours, states, strict=True):
             block(x, budgets=budgets)
 
-    rivals: dict[str, Any] = {"dense": lambda: [block(x) for block in theirs]}
-    rivals |= {f"mean:{share:g}": lambda s=share: mine(s) for share in options.shares}
-    ms = take_turns(rivals, seconds=options.seconds)
-    return {"ways": ms, **speedups(ms)}
-
-
-def speedups(ms: dict[str, float]) -> dict[str, Any]:
-    return {"speedup": {name: ms["dense"] / value for name, value in ms.items() if name != "dense"}}
+    ways: dict[str, Any] = {"dense": lambda: [block(x) for block, x in zip(theirs, states, strict=True)]}
+    return ways | {f"mean:{share:g}": lambda s=share: mine(s) for share in shares}
 
 
 def cells(results: Path) -> Iterator[dict[str, Any]]:
-    for file in sorted(results.glob("*-*-*.json")):
+    for file in sorted(results.glob("*-*-[0-9].json")):
         yield json.loads(file.read_text(encoding="utf-8"))
 
 
@@ -276,38 +291,60 @@ def mean(values: Iterable[float]) -> float:
     return float(np.mean(list(values)))
 
 
+def relative_times(results: Path, dataset: str) -> dict[str, float]:
+    """The time of each way to run the whole model as a share of dense, in the largest batch that was timed."""
+    file = results / f"time-{dataset}.json"
+    if not file.exists():
+        return {}
+    timed = [row for row in json.loads(file.read_text(encoding="utf-8"))["rows"] if row["what"] == "model"]
+    return {name: 1 / gain for name, gain in max(timed, key=lambda row: row["batch"])["speedup"].items()}
+
+
+def dials(method: str, at: list[Any]) -> list[str]:
+    """The timed way that each point of a method runs in: static orders are as fast as a frozen model."""
+    share = (same[0]["dial"].partition(":")[2] for same in at)
+    return [f"{'mean' if method == 'budgeted' else 'frozen'}:{s}" for s in share]
+
+
 def plot(options: argparse.Namespace) -> None:
-    """All data sets in one figure, accuracy against the executed share of attention's FLOPs; and a table."""
-    found = list(cells(Path(options.results)))
+    """All data sets in one figure, accuracy against executed attention FLOPs and against time; and a table."""
+    results = Path(options.results)
+    found = list(cells(results))
     names = [name for name in LENGTH if any(c["dataset"] == name for c in found)]
-    with canvas("curve", "accuracy against executed attention FLOPs", (4.2 * len(names), 3.6)) as (figure, svg):
+    with canvas("curve", "accuracy against executed FLOPs and time", (4.2 * len(names), 6.8)) as (figure, svg):
         for panel, dataset in enumerate(names):
-            axes = figure.add_subplot(1, len(names), panel + 1)
-            for method in METHODS:
+            above, below = (figure.add_subplot(2, len(names), panel + 1 + row * len(names)) for row in (0, 1))
+            times = relative_times(results, dataset)
+            for number, method in enumerate(METHODS):
                 mine = [c["points"] for c in found if c["dataset"] == dataset and c["method"] == method]
                 at = list(zip(*mine, strict=True))
                 y = [100 * mean(p["value"] for p in same) for same in at]
-                if method in ("dense", "tfidf") and y:
-                    axes.axhline(y[0], color="0.4", linestyle="--" if method == "dense" else ":", label=SAID[method])
+                if method in LINES and y:
+                    for axes in (above, below):
+                        axes.axhline(y[0], color="0.5", linestyle=LINES[method], label=SAID[method])
                 elif y:
                     x = [mean(p["attention_flops_ratio"] for p in same) for same in at]
-                    axes.plot(x, y, marker="o", markersize=4, label=SAID[method])
-            axes.set_title(dataset)
-            axes.set_xlabel("attention FLOPs, share of dense")
-            axes.set_ylabel("test accuracy, %")
-        axes.legend(fontsize="small")
-    file = Path(options.results) / "curve.svg"
+                    color = f"C{number - len(LINES)}"
+                    above.plot(x, y, marker="o", markersize=4, label=SAID[method], color=color)
+                    clocked = [(times[d], v) for d, v in zip(dials(method, at), y, strict=True) if d in times]
+                    if clocked:
+                        below.plot(*zip(*clocked, strict=True), marker="o", markersize=4, color=color)
+            above.set_title(dataset)
+            above.set_xlabel("attention FLOPs, share of dense")
+            below.set_xlabel("time of the whole model, share of dense")
+            for axes in (above, below):
+                axes.set_ylabel("test accuracy, %")
+        figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    file = results / "curve.svg"
     write_whole(file, standalone(svg[0]))
     print(file)
-    print(
-        "| data set | method | dial | accuracy by seed, % | minus dense, points | k/H | attention FLOPs | all FLOPs |"
-    )
+    print("| data set | method | dial | accuracy, % | minus start, points | k/H | attention FLOPs | all FLOPs |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for dataset, method in itertools.product(names, METHODS):
         mine = [c["points"] for c in found if c["dataset"] == dataset and c["method"] == method]
         for same in zip(*mine, strict=True):
             values = ", ".join(f"{100 * p['value']:.2f}" for p in same)
-            gains = ", ".join(f"{100 * p['versus_dense']['value']:+.2f}" for p in same if "versus_dense" in p)
+            gains = ", ".join(f"{100 * p['versus_start']['value']:+.2f}" for p in same if "versus_start" in p)
             costs = [f"{mean(p[k] for p in same):.3f}" if k in same[0] else "" for k in COSTS]
             print("|", " | ".join([dataset, SAID[method], same[0]["dial"], values, gains, *costs]), "|")
 
@@ -321,11 +358,11 @@ def main() -> None:
         sub.add_argument("--results", default="docs/results/retrofit")
         sub.add_argument("--shares", type=float, nargs="+", default=[0.125, 0.25, 0.375, 0.5, 0.75])
         if name != "plot":
-            sub.add_argument("--base", required=True)
-        if name == "run":
             sub.add_argument("--data-dir")
             sub.add_argument("--runs", default="runs/retrofit")
             sub.add_argument("--datasets", nargs="+", default=list(LENGTH))
+        if name == "run":
+            sub.add_argument("--base", required=True)
             sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
             sub.add_argument("--seeds", type=int, default=2)
             sub.add_argument("--rows", type=int, default=10000)
@@ -336,7 +373,6 @@ def main() -> None:
             sub.add_argument("--dropout", type=float, help="of encoder and attention (default: the base's own)")
             sub.add_argument("--also", nargs="*", default=["full"], help="more dials for the trained methods")
         if name == "time":
-            sub.add_argument("--length", type=int, default=128)
             sub.add_argument("--batches", type=int, nargs="+", default=[1, 32])
             sub.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()

@@ -30,6 +30,7 @@ from budgetformer.nn.allocation import (
 
 # How far from the cut a head still feels a gradient; static scores begin evenly spread over (0, 1).
 _SOFTNESS = 0.1
+_DRIFT = 0.05  # how far a training batch moves the mean input
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,7 +83,8 @@ class RankedHeads(HeadAllocator):
     """Keeps the heads whose score passes the cut, at weight 1. With `per_input` the input adds to the scores.
 
     The gradient is that of a sigmoid around the cut (straight-through). What the input adds starts at zero and is
-    computed from its difference to `centre`, the mean input, so that static scores stay the mean order.
+    computed from its difference to `centre`, the mean input, so that static scores stay the mean order and a budget is
+    what is executed.
     """
 
     def __init__(self, num_heads: int, width: int, *, per_input: bool = True, renormalize: bool = False) -> None:
@@ -99,9 +101,12 @@ class RankedHeads(HeadAllocator):
 
     def scores(self, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
         """Static scores plus what the input adds. -> (B, H)."""
-        return (
-            self.score.float().expand(len(x_BND), -1) if self.scorer is None else self.scores_at(pool(x_BND, mask_BN))
-        )
+        if self.scorer is None:
+            return self.score.float().expand(len(x_BND), -1)
+        pooled_BD = pool(x_BND, mask_BN)
+        if self.training:  # the mean input drifts as the layers below learn
+            self.centre.lerp_(pooled_BD.detach().mean(dim=0).to(self.centre.dtype), _DRIFT)
+        return self.scores_at(pooled_BD)
 
     def scores_at(self, pooled_BD: Tensor) -> Tensor:
         """The scores of inputs that are pooled already. -> (B, H)."""
