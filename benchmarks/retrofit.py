@@ -77,6 +77,7 @@ SAID = {
 }
 METHODS = tuple(SAID)
 LINES = {"start": "--", "dense": "-.", "tfidf": ":"}
+CURVES = [method for method in METHODS if method not in LINES]
 COSTS = ("k_over_h", "attention_flops_ratio", "flops_ratio")
 
 
@@ -315,7 +316,7 @@ def plot(options: argparse.Namespace) -> None:
         for panel, dataset in enumerate(names):
             above, below = (figure.add_subplot(2, len(names), panel + 1 + row * len(names)) for row in (0, 1))
             times = relative_times(results, dataset)
-            for number, method in enumerate(METHODS):
+            for method in METHODS:
                 mine = [c["points"] for c in found if c["dataset"] == dataset and c["method"] == method]
                 at = list(zip(*mine, strict=True))
                 y = [100 * mean(p["value"] for p in same) for same in at]
@@ -324,7 +325,7 @@ def plot(options: argparse.Namespace) -> None:
                         axes.axhline(y[0], color="0.5", linestyle=LINES[method], label=SAID[method])
                 elif y:
                     x = [mean(p["attention_flops_ratio"] for p in same) for same in at]
-                    color = f"C{number - len(LINES)}"
+                    color = f"C{CURVES.index(method)}"
                     above.plot(x, y, marker="o", markersize=4, label=SAID[method], color=color)
                     clocked = [(times[d], v) for d, v in zip(dials(method, at), y, strict=True) if d in times]
                     if clocked:

@@ -282,6 +282,17 @@ def test_the_real_minilm_is_the_originals_too() -> None:
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
 
 
+def test_the_mean_input_follows_training_and_stays_at_evaluation() -> None:
+    model = retrofit(tiny("bert"))
+    gate, x = model.gates[0], torch.randn(4, 5, model.config.hidden_size)
+    gate.eval()
+    gate.scores(x, None)
+    assert gate.centre.abs().sum() == 0
+    gate.train()
+    gate.scores(x, None)
+    torch.testing.assert_close(gate.centre, 0.05 * x.mean(dim=(0, 1)))
+
+
 def test_settling_makes_the_dial_exact_and_changes_no_score(tmp_path: Path) -> None:
     model = retrofit(tiny("bert"), allocator="ranked")
     data = encoded(40)
