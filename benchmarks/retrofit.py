@@ -54,7 +54,7 @@ from budgetformer.training.run import train
 VALIDATION_ROWS = 1000
 LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}
 TRAINED: dict[str, dict[str, Any]] = {
-    "dense": {"allocator": "all"},
+    "dense": {"allocator": "all", "distill_weight": 0, "distill_layers": 0},
     "budgeted": {},
     "static": {"allocator": "order"},
     "paper": {"allocator": "learned"},
@@ -244,12 +244,26 @@ def clock(options: argparse.Namespace) -> None:
             ids, types = rows_in.input_ids[:, :tokens], rows_in.token_type_ids
             types = torch.zeros_like(ids) if types is None else types[:, :tokens]
             with torch.inference_mode():
+                executed = {}
+                for share in options.shares:
+                    out = model(ids, token_type_ids=types, budget=f"mean:{share}")
+                    heads = torch.stack([a.heads for a in out.allocations]).float().mean()
+                    executed[f"mean:{share:g}"] = float(heads / model.config.num_attention_heads)
                 ways = {"model": whole(plain, model, frozen, ids, types, options.shares),
                         "attention": blocks(plain, model, ids, types, options.shares)}  # fmt: skip
                 for what, rivals in ways.items():
                     ms = take_turns(rivals, seconds=options.seconds)
                     speedup = {name: ms["dense"] / value for name, value in ms.items() if name != "dense"}
-                    rows.append({"what": what, "batch": batch, "tokens": tokens, "ms": ms, "speedup": speedup})
+                    rows.append(
+                        {
+                            "what": what,
+                            "batch": batch,
+                            "tokens": tokens,
+                            "ms": ms,
+                            "speedup": speedup,
+                            "k_over_h": executed,
+                        }
+                    )
                     print(dataset, what, batch, tokens, {k: round(v, 2) for k, v in speedup.items()}, flush=True)
         out = {"dataset": dataset, "threads": torch.get_num_threads(), "rows": rows, "environment": environment()}
         write_whole(results / f"time-{dataset}.json", json.dumps(out, indent=2) + "\n")
@@ -268,19 +282,34 @@ def whole(
 def blocks(
     plain: Any, model: BudgetedClassifier, ids: torch.Tensor, types: torch.Tensor, shares: list[float]
 ) -> dict[str, Any]:
-    """All attention blocks of a BERT one after the other, on the states that the dense model hands them."""
-    states = plain(ids, token_type_ids=types, output_hidden_states=True).hidden_states[:-1]
+    """All attention blocks of a BERT one after the other, each on the states that its model hands it."""
     theirs = [layer.attention for layer in plain.bert.encoder.layer]
     ours = [layer.attention for layer in model.model.bert.encoder.layer]
+    states = inputs_of(theirs, lambda: plain(ids, token_type_ids=types))
 
-    def mine(share: float) -> None:
+    def way(share: float) -> Any:
+        mine = inputs_of(ours, lambda: model(ids, token_type_ids=types, budget=f"mean:{share}"))
         cuts = make_cuts(Dial("mean", share), model.order, None, model.config.dial_shifts)
-        budgets = Budgets(None, 1.0, cuts)
-        for block, x in zip(ours, states, strict=True):
-            block(x, budgets=budgets)
+
+        def run() -> None:
+            budgets = Budgets(None, 1.0, cuts)
+            for block, x in zip(ours, mine, strict=True):
+                block(x, budgets=budgets)
+
+        return run
 
     ways: dict[str, Any] = {"dense": lambda: [block(x) for block, x in zip(theirs, states, strict=True)]}
-    return ways | {f"mean:{share:g}": lambda s=share: mine(s) for share in shares}
+    return ways | {f"mean:{share:g}": way(share) for share in shares}
+
+
+def inputs_of(modules: list[Any], call: Any) -> list[torch.Tensor]:
+    """What each module is given first while `call` runs."""
+    found: list[torch.Tensor] = []
+    hooks = [m.register_forward_pre_hook(lambda _, given: found.append(given[0])) for m in modules]
+    call()
+    for hook in hooks:
+        hook.remove()
+    return found
 
 
 def cells(results: Path) -> Iterator[dict[str, Any]]:
@@ -303,8 +332,8 @@ def relative_times(results: Path, dataset: str) -> dict[str, float]:
 
 def dials(method: str, at: list[Any]) -> list[str]:
     """The timed way that each point of a method runs in: static orders are as fast as a frozen model."""
-    share = (same[0]["dial"].partition(":")[2] for same in at)
-    return [f"{'mean' if method == 'budgeted' else 'frozen'}:{s}" for s in share]
+    way = {"budgeted": "mean", "paper": "not timed"}.get(method, "frozen")
+    return [f"{way}:{same[0]['dial'].partition(':')[2]}" for same in at]
 
 
 def plot(options: argparse.Namespace) -> None:
@@ -335,7 +364,9 @@ def plot(options: argparse.Namespace) -> None:
             below.set_xlabel("time of the whole model, share of dense")
             for axes in (above, below):
                 axes.set_ylabel("test accuracy, %")
-        figure.legend(*above.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        told = (axes.get_legend_handles_labels() for axes in figure.axes)
+        shown = {label: handle for pair in told for handle, label in zip(*pair, strict=True)}
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4)
     file = results / "curve.svg"
     write_whole(file, standalone(svg[0]))
     print(file)

@@ -53,6 +53,7 @@ class BudgetFormerConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "budgetformer"
+    optional: ClassVar[tuple[str, ...]] = ()  # options that may be None
     allocators: ClassVar[tuple[str, ...]] = ("learned", "all", "fixed", "random", "static")
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["loss_parts", "allocations", "attentions"]
 
@@ -123,8 +124,9 @@ class BudgetFormerConfig(PreTrainedConfig):
         if self.initializer_range <= 0:
             raise UsageError(f"initializer_range={self.initializer_range}: give a standard deviation above 0")
         for name in ("dropout", "attention_dropout", "label_smoothing"):
-            if not 0 <= (getattr(self, name) or 0) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: give a number in [0, 1)")
+            value = getattr(self, name)
+            if not (value is None and name in self.optional) and not 0 <= value < 1:
+                raise UsageError(f"{name}={value}: give a number in [0, 1)")
         if self.pooling not in ("mean", "first"):
             raise UsageError(f"pooling={self.pooling!r}: give mean or first")
         if self.hidden_act not in ("relu", "gelu"):

@@ -289,7 +289,12 @@ def test_the_mean_input_follows_training_and_stays_at_evaluation() -> None:
     gate.scores(x, None)
     assert gate.centre.abs().sum() == 0
     gate.train()
-    gate.scores(x, None)
+    gate.scores(x[:1], None)
+    gate.scores(x[1:], None)
+    assert gate.centre.abs().sum() == 0  # pieces of a step are put together
+    gate.follow()
+    torch.testing.assert_close(gate.centre, 0.05 * x.mean(dim=(0, 1)))
+    gate.follow()  # nothing was seen since
     torch.testing.assert_close(gate.centre, 0.05 * x.mean(dim=(0, 1)))
 
 
@@ -311,7 +316,10 @@ def test_settling_makes_the_dial_exact_and_changes_no_score(tmp_path: Path) -> N
     scores = [gate.scores(x, None) for gate in model.gates]
     assert abs(executed(0.5) - 0.5) > 0.1
     settle_order(model, data)
-    assert [asked for asked in (0.25, 0.5, 0.75) if abs(executed(asked) - asked) > 0.05] == []
+    shares = [executed(k / 12) for k in range(13)]
+    assert shares == sorted(shares)
+    assert [k for k in range(13) if abs(shares[k] - k / 12) > 0.1] == []
+    assert [k for k in (3, 6, 9) if abs(shares[k] - k / 12) > 0.03] == []
     assert (executed(0), executed(1)) == (0, 1)
     assert run_model(model, data, "fixed:0.5").heads.sum(1).tolist() == [LAYERS * HEADS // 2] * len(data)
     for gate, was in zip(model.gates, scores, strict=True):
@@ -321,3 +329,18 @@ def test_settling_makes_the_dial_exact_and_changes_no_score(tmp_path: Path) -> N
     again = run_model(BudgetedClassifier.from_pretrained(tmp_path), data, "mean:0.25")
     np.testing.assert_array_equal(again.heads, run_model(model, data, "mean:0.25").heads)
     settle_order(retrofit(tiny("bert"), allocator="order"), data)  # nothing to move
+
+
+@pytest.mark.parametrize(("layers", "heads"), [(1, 1), (1, 2), (2, 3), (3, 1)])
+def test_settling_few_heads_leaves_a_whole_dial(layers: int, heads: int) -> None:
+    shape = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": 6 * heads}
+    model, data = retrofit(tiny("bert", **shape)), encoded(40)
+    rank_heads(model, data)
+    with torch.no_grad():
+        for gate in model.gates:
+            assert gate.scorer is not None
+            gate.scorer.weight.normal_(std=0.3)
+    settle_order(model, data)
+    shares = [run_model(model, data, f"mean:{k / (layers * heads)}").heads.mean() for k in range(layers * heads + 1)]
+    assert shares == sorted(shares)
+    assert (shares[0], shares[-1]) == (0, heads)

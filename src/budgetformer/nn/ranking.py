@@ -9,10 +9,9 @@ Shapes: B samples, N tokens, D model width, H heads. `mask` is padding: True on 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +29,7 @@ from budgetformer.nn.allocation import (
 
 # How far from the cut a head still feels a gradient; static scores begin evenly spread over (0, 1).
 _SOFTNESS = 0.1
-_DRIFT = 0.05  # how far a training batch moves the mean input
+_DRIFT = 0.05  # how far a step of training moves the mean input
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,18 +40,24 @@ class Cut(Dial):
     quota: int = 0  # for fixed and max: the heads of this layer that the static order keeps
 
 
-def thresholds(scores_LH: Tensor, shifts: Sequence[float] | None = None) -> Tensor:
+Shifts = Sequence[tuple[int, float]]  # at so many heads of all layers, how far the threshold is moved
+
+
+def thresholds(scores_LH: Tensor, shifts: Shifts | None = None) -> Tensor:
     """Entry k is the threshold that keeps the k highest of all static scores. -> (heads of all layers + 1,).
 
-    `shifts` move the thresholds, in between linearly, where inputs depart from the static scores: at equal steps
-    between none and all of the heads.
+    `shifts` move the thresholds, in between linearly, where inputs depart from the static scores.
     """
     falling = scores_LH.detach().float().flatten().sort(descending=True).values
     ends = falling.new_tensor([float("inf"), float("-inf")])
     table = torch.cat([ends[:1], (falling[1:] + falling[:-1]) / 2, ends[1:]])
-    if shifts is not None:
-        steps = np.arange(1, len(shifts) + 1) / (len(shifts) + 1)
-        table += table.new_tensor(np.interp(np.linspace(0, 1, len(table)), steps, shifts))
+    if shifts:
+        at, by = table.new_tensor(shifts).T.contiguous()
+        places = torch.arange(len(table), device=table.device, dtype=table.dtype)
+        right = torch.searchsorted(at, places).clamp(max=len(at) - 1)
+        left = (right - 1).clamp(min=0)
+        way = ((places - at[left]) / (at[right] - at[left]).clamp(min=1)).clamp(0, 1)
+        table = (table + by[left].lerp(by[right], way)).cummin(dim=0).values  # more heads, never a higher threshold
     return table
 
 
@@ -61,7 +66,7 @@ def threshold_at(share_B: Tensor, table: Tensor) -> Tensor:
     return table[(share_B * (len(table) - 1) + ROUNDING_SLACK).long()][:, None]
 
 
-def make_cuts(dial: Dial, scores_LH: Tensor, learned: float | None, shifts: Sequence[float] | None = None) -> list[Cut]:
+def make_cuts(dial: Dial, scores_LH: Tensor, learned: float | None, shifts: Shifts | None = None) -> list[Cut]:
     """The dial made out for each layer. `learned` is the share that `learned` keeps; None: scores above 0.
 
     `mean` cuts all layers at one threshold: the share is a mean over inputs. `fixed` and `max` give each layer the
@@ -83,13 +88,13 @@ class RankedHeads(HeadAllocator):
     """Keeps the heads whose score passes the cut, at weight 1. With `per_input` the input adds to the scores.
 
     The gradient is that of a sigmoid around the cut (straight-through). What the input adds starts at zero and is
-    computed from its difference to `centre`, the mean input, so that static scores stay the mean order and a budget is
-    what is executed.
+    computed from its difference to `centre`, the mean input, so that static scores stay the mean order.
     """
 
     def __init__(self, num_heads: int, width: int, *, per_input: bool = True, renormalize: bool = False) -> None:
         super().__init__(num_heads)
         self.renormalize = renormalize  # spread the dropped heads' weight over the kept ones
+        self.seen: Tensor | None = None  # the sum of pooled training inputs, and their number
         self.score = nn.Parameter(torch.linspace(0.9, 0.1, num_heads))
         self.scorer = _Linear32(width, num_heads, bias=False) if per_input else None
         if self.scorer is not None:
@@ -104,9 +109,20 @@ class RankedHeads(HeadAllocator):
         if self.scorer is None:
             return self.score.float().expand(len(x_BND), -1)
         pooled_BD = pool(x_BND, mask_BN)
-        if self.training:  # the mean input drifts as the layers below learn
-            self.centre.lerp_(pooled_BD.detach().mean(dim=0).to(self.centre.dtype), _DRIFT)
+        if self.training:
+            mine = torch.cat([pooled_BD.detach().sum(dim=0), pooled_BD.new_tensor([len(pooled_BD)])])
+            self.seen = mine if self.seen is None else self.seen + mine
         return self.scores_at(pooled_BD)
+
+    def follow(self, total: Callable[[Tensor], Tensor] = lambda mine: mine) -> None:
+        """Move `centre` towards the inputs seen since the last call: it drifts as the layers below learn.
+
+        For a training loop, once a step; `total` sums over processes.
+        """
+        if self.seen is not None:
+            seen = total(self.seen)
+            self.centre.lerp_((seen[:-1] / seen[-1]).to(self.centre.dtype), _DRIFT)
+            self.seen = None
 
     def scores_at(self, pooled_BD: Tensor) -> Tensor:
         """The scores of inputs that are pooled already. -> (B, H)."""

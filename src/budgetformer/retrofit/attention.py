@@ -154,12 +154,16 @@ def replace_attention(model: nn.Module, make: Callable[[int], HeadAllocator], ga
 
 
 def set_dropout(model: nn.Module, rate: float | None, attention: float | None) -> None:
-    """Change the dropout of a retrofitted encoder, and that of its attention maps, where one is given."""
+    """Change the dropout of a retrofitted encoder and its classifier, and that of attention, where one is given."""
+    layers = [module for module in model.modules() if isinstance(module, RetrofitAttention)]
+    behind = {id(layer.after) for layer in layers}  # goes with the maps' dropout
+    if attention is not None:
+        for layer in layers:
+            layer.core.dropout = attention
     for module in model.modules():
-        if isinstance(module, RetrofitAttention) and attention is not None:
-            module.core.dropout = attention
-        elif isinstance(module, nn.Dropout) and rate is not None:
-            module.p = rate
+        chosen = attention if id(module) in behind else rate
+        if isinstance(module, nn.Dropout) and chosen is not None:
+            module.p = chosen
 
 
 def join_heads(site: Site, heads: int) -> tuple[Tensor, Tensor]:

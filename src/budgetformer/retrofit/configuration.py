@@ -21,6 +21,7 @@ class RetrofitConfig(BudgetFormerConfig):
     """
 
     model_type: ClassVar[str] = "budgetformer-retrofit"
+    optional: ClassVar[tuple[str, ...]] = ("dropout", "attention_dropout")
     allocators: ClassVar[tuple[str, ...]] = ("ranked", "order", "learned", "all", "given")
 
     base: dict[str, Any] | None = None
@@ -29,7 +30,7 @@ class RetrofitConfig(BudgetFormerConfig):
     base_fresh: list[str] = field(default_factory=list)  # encoder weights that the base lacked
     delta: bool = False
     kept_heads: list[list[int]] | None = None
-    dial_shifts: list[float] | None = None  # of the thresholds, so that mean:X executes X; see settle_order
+    dial_shifts: list[tuple[int, float]] | None = None  # of thresholds, so that mean:X executes X; see settle_order
 
     allocator: Literal["ranked", "order", "learned", "all", "given"] = "ranked"  # type: ignore[assignment]
     learn_order: bool = True  # False keeps the static order that training began with

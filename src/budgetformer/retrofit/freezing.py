@@ -32,7 +32,9 @@ def freeze(model: BudgetFormerForSequenceClassification, budget: float) -> PreTr
     settings = model.config.to_diff_dict()
     for key in ("model_type", "architectures", "transformers_version", "dtype"):
         settings.pop(key, None)
-    config = RetrofitConfig(**{**settings, "allocator": "given", "kept_heads": kept, "delta": False})
+    config = RetrofitConfig(
+        **{**settings, "allocator": "given", "kept_heads": kept, "delta": False, "dial_shifts": None}
+    )
     frozen = BudgetedClassifier(config, model.plain())
     frozen.train(model.training)
     return frozen

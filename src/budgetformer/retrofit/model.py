@@ -280,11 +280,12 @@ class BudgetedClassifier(BudgetFormerForSequenceClassification):
 
 
 def _apart(mine: Sequence[Tensor], teacher: Sequence[Tensor], mask_BN: Tensor | None) -> Tensor:
-    """The squared distance between two models' states on real tokens, as a share of the teacher's, mean of layers."""
+    """The squared distance between two models' states on real tokens, as a share of the teacher's: mean of texts."""
     shares = []
     for a_BND, b_BND in zip(mine, teacher, strict=True):
-        a, b = (a_BND, b_BND) if mask_BN is None else (a_BND[mask_BN], b_BND[mask_BN])
-        shares.append(F.mse_loss(a.float(), b.float()) / b.float().square().mean())
+        squares = torch.stack([(a_BND.float() - b_BND.float()).square(), b_BND.float().square()]).sum(dim=-1)
+        apart_B, size_B = (squares if mask_BN is None else squares * mask_BN).sum(dim=-1)
+        shares.append((apart_B / size_B).mean())
     return torch.stack(shares).mean()
 
 

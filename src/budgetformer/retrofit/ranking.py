@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from budgetformer.data import Batch, Encoded, collate, eval_plan
+from budgetformer.data.splits import evenly
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import pool
 from budgetformer.nn.objective import task_loss
-from budgetformer.nn.ranking import RankedHeads, threshold_at, thresholds
+from budgetformer.nn.ranking import RankedHeads, thresholds
 from budgetformer.retrofit.model import BudgetedClassifier
 
 Ranking = Literal["importance", "random"]
 _TOKENS = 4096  # padded tokens of one batch
-_STEPS = 7  # places of the dial where thresholds are settled: eighths
 
 
 def rank_heads(
@@ -32,8 +32,8 @@ def rank_heads(
     """
     if not model.gates:
         raise UsageError(f"allocator={model.config.allocator!r} has no order of heads: give ranked or order")
-    few = encoded.first(min(rows, len(encoded)))
-    importance = _look(model, few)
+    model.config.dial_shifts = None
+    importance = _look(model, encoded, rows)
     if ranking == "random":
         importance = torch.rand(importance.shape, generator=torch.Generator().manual_seed(seed))
     places = importance.flatten().argsort(descending=True).argsort().view_as(importance)
@@ -48,35 +48,38 @@ def settle_order(model: BudgetedClassifier, encoded: Encoded, *, rows: int = 256
     """Make mean:X execute X of all heads, as seen on some training rows.
 
     What inputs add to the scores on average goes into the static scores: no score changes, and freezing keeps the heads
-    that inputs choose most. Then thresholds are moved to where the scores of these rows leave X of the heads above.
+    that inputs choose most. Then thresholds are moved to where the scores of these rows leave X of the heads above, at
+    eighths of the dial. To be called again after further training.
     """
     gates = [gate for gate in model.gates if gate.scorer is not None]
     if not gates:
         return
-    few = encoded.first(min(rows, len(encoded)))
     model.config.dial_shifts = None
-    for gate, pooled_RD in zip(gates, _pooled(model, gates, few, "learned"), strict=True):
+    for gate, pooled_RD in zip(gates, _pooled(model, gates, encoded, rows, "learned"), strict=True):
         assert gate.scorer is not None
         mean_D = pooled_RD.mean(dim=0)
         gate.score.data.add_(gate.scorer((mean_D - gate.centre) / gate.scale).detach())
         gate.centre.copy_(mean_D)
-    table, shifts = thresholds(model.order), [0.0] * _STEPS
-    for step in reversed(range(_STEPS)):
-        share = (step + 1) / (_STEPS + 1)
+    table = thresholds(model.order)
+    heads = len(table) - 1
+    shifts: list[tuple[int, float]] = []
+    for k in sorted({round(step * heads / 8) for step in range(1, 8)} - {0, heads}, reverse=True):
+        shifts.insert(0, (k, shifts[0][1] if shifts else 0.0))
         for _ in range(2):  # what layers see depends on the threshold
             model.config.dial_shifts = shifts
-            pooled = _pooled(model, gates, few, f"mean:{share}")
+            pooled = _pooled(model, gates, encoded, rows, f"mean:{k / heads}")
             scores = torch.stack([gate.scores_at(x) for gate, x in zip(gates, pooled, strict=True)]).detach()
-            mine = threshold_at(torch.tensor([share], device=table.device), table)
-            shifts = [float(scores.quantile(1 - share) - mine)] * (step + 1) + shifts[step + 1 :]
+            shifts[0] = (k, float(scores.quantile(1 - k / heads) - table[k]))
     model.config.dial_shifts = shifts
 
 
 @torch.no_grad()
-def _pooled(model: BudgetedClassifier, gates: Sequence[RankedHeads], encoded: Encoded, dial: str) -> list[Tensor]:
-    """The pooled inputs of every gate when the rows run at a dial. -> for each (rows, D)."""
+def _pooled(
+    model: BudgetedClassifier, gates: Sequence[RankedHeads], encoded: Encoded, rows: int, dial: str
+) -> list[Tensor]:
+    """The pooled inputs of every gate when some rows run at a dial. -> for each (rows, D)."""
     with _inputs_of(gates) as inputs:
-        for batch in _batches(model, encoded):
+        for batch in _batches(model, encoded, rows):
             model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget=dial)
     return [torch.cat(found) for found in inputs]
 
@@ -97,17 +100,18 @@ def _inputs_of(gates: Sequence[RankedHeads]) -> Iterator[list[list[Tensor]]]:
             hook.remove()
 
 
-def _batches(model: BudgetedClassifier, encoded: Encoded) -> Iterator[Batch]:
-    """All rows, for evaluation; the model's mode comes back afterwards."""
+def _batches(model: BudgetedClassifier, encoded: Encoded, rows: int) -> Iterator[Batch]:
+    """So many rows from all over the file, for evaluation; the model's mode comes back afterwards."""
     was_training = model.training
     model.train(False)
-    longest = int(encoded.lengths.max(initial=1))
-    for chosen in eval_plan(encoded.lengths, token_budget=max(_TOKENS, longest)):
-        yield collate(encoded, chosen, model.config.pad_token_id or 0).to(model.device)
+    some = evenly(len(encoded), rows)
+    lengths = encoded.lengths_of(some)
+    for chosen in eval_plan(lengths, token_budget=max(_TOKENS, int(lengths.max(initial=1)))):
+        yield collate(encoded, some[chosen], model.config.pad_token_id or 0).to(model.device)
     model.train(was_training)
 
 
-def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
+def _look(model: BudgetedClassifier, encoded: Encoded, rows: int) -> Tensor:
     """Every head's importance; on the way, the mean and spread of each layer's pooled input."""
     config = model.config
     learns = [gate.score.requires_grad for gate in model.gates]
@@ -115,7 +119,7 @@ def _look(model: BudgetedClassifier, encoded: Encoded) -> Tensor:
         gate.score.requires_grad_(True)
     total = torch.zeros(config.num_hidden_layers, config.num_attention_heads)
     with _inputs_of(model.gates) as inputs:
-        for batch in _batches(model, encoded):
+        for batch in _batches(model, encoded, rows):
             out = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget="full")
             loss = task_loss(out.logits, batch.labels, config.task) * len(batch.labels)  # the gradient of every text's
             slopes = torch.autograd.grad(loss, [a.weights for a in out.allocations])

@@ -172,6 +172,8 @@ class Fit:
             self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip)
         self.stepper.step()
         self.stepper.zero_grad()
+        for gate in getattr(self.model, "gates", ()):
+            gate.follow(self.accelerator.reduce)
         self.state.tokens += int(self.train.lengths_of(rows).sum())
         for name, value in sums.items():
             self.state.sums[name] = self.state.sums.get(name, 0.0) + value

@@ -224,6 +224,7 @@ def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     """Keep the chosen model, and check that it loads and predicts the same."""
     last = fit.checkpoints.folder / "last"
     if recipe.keep == "last" and isinstance(fit.model, BudgetedClassifier):
+        fit.model.config.training_progress = fit.progress
         settle_order(fit.model, prepared.splits["train"])
     write_directory(last, fit.save_model)
     chosen = fit.checkpoints.best(fit.state) if recipe.keep == "best" else last
