@@ -78,6 +78,7 @@ SAID = {
 METHODS = tuple(SAID)
 LINES = {"start": "--", "dense": "-.", "tfidf": ":"}
 CURVES = [method for method in METHODS if method not in LINES]
+COLORS = dict(zip(CURVES, ("C0", "C2", "C3", "C4", "C5", "C1", "C6", "C8"), strict=True))
 COSTS = ("k_over_h", "attention_flops_ratio", "flops_ratio")
 
 
@@ -337,7 +338,7 @@ def dials(method: str, at: list[Any]) -> list[str]:
 
 
 def plot(options: argparse.Namespace) -> None:
-    """All data sets in one figure, accuracy against executed attention FLOPs and against time; and a table."""
+    """All data sets in one figure, accuracy against executed attention FLOPs and against time; and two tables."""
     results = Path(options.results)
     found = list(cells(results))
     names = [name for name in LENGTH if any(c["dataset"] == name for c in found)]
@@ -354,12 +355,13 @@ def plot(options: argparse.Namespace) -> None:
                         axes.axhline(y[0], color="0.5", linestyle=LINES[method], label=SAID[method])
                 elif y:
                     x = [mean(p["attention_flops_ratio"] for p in same) for same in at]
-                    color = f"C{CURVES.index(method)}"
+                    color = COLORS[method]
                     above.plot(x, y, marker="o", markersize=4, label=SAID[method], color=color)
                     clocked = [(times[d], v) for d, v in zip(dials(method, at), y, strict=True) if d in times]
                     if clocked:
                         below.plot(*zip(*clocked, strict=True), marker="o", markersize=4, color=color)
             above.set_title(dataset)
+            below.locator_params(axis="x", nbins=5)
             above.set_xlabel("attention FLOPs, share of dense")
             below.set_xlabel("time of the whole model, share of dense")
             for axes in (above, below):
@@ -379,6 +381,14 @@ def plot(options: argparse.Namespace) -> None:
             gains = ", ".join(f"{100 * p['versus_start']['value']:+.2f}" for p in same if "versus_start" in p)
             costs = [f"{mean(p[k] for p in same):.3f}" if k in same[0] else "" for k in COSTS]
             print("|", " | ".join([dataset, SAID[method], same[0]["dial"], values, gains, *costs]), "|")
+    print("\n| data set | what | batch x tokens | by input, 1/4 | by input, 1/2 | frozen, 1/4 | frozen, 1/2 |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for file in sorted(results.glob("time-*.json")):
+        timed = json.loads(file.read_text(encoding="utf-8"))
+        for row in timed["rows"]:
+            gains = [row["speedup"].get(way) for way in ("mean:0.25", "mean:0.5", "frozen:0.25", "frozen:0.5")]
+            shown = ["" if gain is None else f"{gain:.2f}x" for gain in gains]
+            print("|", " | ".join([timed["dataset"], row["what"], f"{row['batch']} x {row['tokens']}", *shown]), "|")
 
 
 def main() -> None:
