@@ -72,13 +72,12 @@ def make_cuts(dial: Dial, scores_LH: Tensor, learned: float | None, shifts: Shif
     `mean` cuts all layers at one threshold: the share is a mean over inputs. `fixed` and `max` give each layer the
     number that the static order gives it, to every input or as a ceiling: a layer may get fewer than its gate asks.
     """
-    counts = dial.mode in ("fixed", "max")
     table = thresholds(scores_LH, shifts)
     shares = torch.tensor([1.0 if learned is None else learned, 1.0 if dial.value is None else dial.value])
     own, limit = threshold_at(shares.to(table.device), table)[:, 0].tolist()
     own = 0.0 if learned is None else own
     threshold = {"full": float("-inf"), "learned": own, "random": own, "max": own}.get(dial.mode, limit)
-    if counts:
+    if dial.mode in ("fixed", "max"):  # they count heads, by the static order
         limit = float(threshold_at(shares[1:].to(table.device), thresholds(scores_LH)))
         return [Cut(dial.mode, dial.value, threshold, quota) for quota in (scores_LH > limit).sum(dim=1).tolist()]
     return [Cut(dial.mode, dial.value, threshold)] * len(scores_LH)
