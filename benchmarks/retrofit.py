@@ -1,6 +1,6 @@
 """Pretrained encoders with head budgets against dense, pruned and random heads: one JSON a cell, resumable.
 
-    python benchmarks/retrofit.py run --base DIR --data-dir DIR [--datasets ag_news imdb snli] [--seeds 2]
+    python benchmarks/retrofit.py run --base DIR --data-dir DIR [--datasets ag_news imdb snli] [--seeds 0 1]
     python benchmarks/retrofit.py time --data-dir DIR [--batches 1 32]
     python benchmarks/retrofit.py plot
 
@@ -202,7 +202,7 @@ def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> None:
     results = Path(options.results)
     results.mkdir(parents=True, exist_ok=True)
-    for seed in range(options.seeds):
+    for seed in options.seeds:
         for dataset in options.datasets:
             for method in options.methods:
                 file = results / f"{dataset}-{method}-{seed}.json"
@@ -406,7 +406,7 @@ def main() -> None:
         if name == "run":
             sub.add_argument("--base", required=True)
             sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-            sub.add_argument("--seeds", type=int, default=2)
+            sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
             sub.add_argument("--rows", type=int, default=10000)
             sub.add_argument("--test-rows", type=int, help="so many, drawn once (default: all)")
             sub.add_argument("--epochs", type=int, default=2)
