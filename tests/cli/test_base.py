@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -15,6 +17,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from budgetformer import calibration
 from budgetformer.cli import main
+from budgetformer.retrofit import settle_order
+from budgetformer.training.loop import Fit
 from budgetformer.training.run import load_run
 
 FAST = ["--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
@@ -60,6 +64,32 @@ def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> No
     assert model.config.allocator == "ranked"
     assert record["recipe"]["base"]
     assert load_run(run / "baseline")[0].config.allocator == "all"
+
+
+@pytest.mark.parametrize("keep", ["best", "last"])
+def test_the_dial_is_settled_on_the_model_that_is_kept(
+    keep: str, reviews: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    progress, scores = [], iter((0.9, 0.9, 0.8, 0.8))  # as learned and with all heads, in two epochs: the first is best
+    real, judged = settle_order, Fit._validate
+
+    def settle(model: Any, encoded: Any) -> None:
+        progress.append(model.config.training_progress)
+        real(model, encoded)
+
+    monkeypatch.setattr("budgetformer.training.run.settle_order", settle)
+    monkeypatch.setattr(Fit, "_validate", lambda self, dial: replace(judged(self, dial), score=next(scores)))
+    few = ["--epochs", "2", "--set", "dense_epochs=0", "--set", f"keep={keep}", "--max-length", "16", "--lr", "0.01"]
+    assert command("train", reviews, "--base", base, "-o", tmp_path / "run", *few) == 0
+    model, _, record = load_run(tmp_path / "run")
+    kept = record["training"]["kept_epoch"]
+    assert kept == {"best": 1, "last": 2}[keep]
+    assert progress == [kept / 2]
+    assert model.config.training_progress == kept / 2
+    assert [heads for heads, _ in model.config.dial_shifts] == [2, 3, 4, 6, 8, 9, 10]
+    weights = load_file(tmp_path / "run" / "checkpoints" / "last" / "model.safetensors")
+    same = all(weights[name].equal(value) for name, value in model.state_dict().items() if "allocator" not in name)
+    assert same == (keep == "last")
 
 
 def test_a_finished_run_resumes_to_itself(run: Path, reviews: Path, base: Path) -> None:

@@ -18,7 +18,8 @@ from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluation import run_model
-from budgetformer.training.loop import Fit, Interrupted, make_accelerator, rate_at
+from budgetformer.training.accelerator import make_accelerator
+from budgetformer.training.loop import Fit, Interrupted, rate_at
 from budgetformer.training.prepare import Prepared, make_config, prepare
 from budgetformer.training.recipe import Recipe
 from tests.training.toy import write_reviews
@@ -269,7 +270,7 @@ def test_half_precision_on_a_cpu_is_probed_before_it_can_kill(monkeypatch: pytes
     with pytest.raises(UsageError, match="precision=fp16 needs a GPU"):
         make_accelerator(Recipe(precision="fp16"))
     died = subprocess.CompletedProcess([], -signal.SIGILL)
-    monkeypatch.setattr("budgetformer.training.loop.subprocess.run", lambda *a, **k: died)
+    monkeypatch.setattr("budgetformer.training.accelerator.subprocess.run", lambda *a, **k: died)
     with pytest.raises(UsageError, match=r"precision=bf16: a bf16 product ends the process.*ONEDNN_MAX_CPU_ISA"):
         make_accelerator(Recipe(precision="bf16"))
 

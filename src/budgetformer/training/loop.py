@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
-from datetime import timedelta
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,15 +21,14 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
-from accelerate.utils import InitProcessGroupKwargs
 from torch import Tensor
 
 from budgetformer.data import Batch, Encoded, collate, plan_epoch
-from budgetformer.errors import MissingExtraError, UsageError
+from budgetformer.errors import MissingExtraError
 from budgetformer.evaluation import Evaluation, Outcome, run_model, summarize
 from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.retrofit import BudgetedClassifier
+from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.base import Teacher
 from budgetformer.training.checkpoint import Checkpoints, State, explained, write_directory
 from budgetformer.training.recipe import Recipe
@@ -105,6 +101,23 @@ class Fit:
     @property
     def progress(self) -> float:
         return self.state.step / self.planned
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """How training went, for the run's record."""
+        state, recipe = self.state, self.recipe
+        return {
+            "steps": state.step,
+            "planned_steps": self.planned,
+            "progress": self.progress,
+            "epochs": state.epoch,
+            "best_epoch": state.best_epoch,
+            "kept_epoch": state.best_epoch if recipe.keep == "best" else state.epoch,
+            "stopped_early": state.epoch < recipe.epochs,
+            "seconds": state.seconds,
+            "tokens_per_second": state.tokens / max(1e-9, state.seconds),
+            "processes": self.world,
+        }
 
     def run(self, *, resume: bool = False) -> State:
         """Train to the end, or to an early stop; raises Interrupted after saving when a signal asks to stop."""
@@ -357,28 +370,6 @@ class Fit:
         self.state.history_bytes += len(line)
         if self.tracker:
             _track(self.tracker, record)
-
-
-_BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
-
-
-def make_accelerator(recipe: Recipe) -> Accelerator:
-    """accelerate with the recipe's precision; fp32 unless asked."""
-    cpu = not torch.accelerator.is_available()
-    if cpu and recipe.precision == "fp16":
-        raise UsageError("precision=fp16 needs a GPU: use fp32 on a CPU")
-    if cpu and recipe.precision == "bf16":  # some CPUs advertise instructions that their host forbids, and die
-        probe = subprocess.run([sys.executable, "-c", _BF16_PROBE], capture_output=True)
-        if probe.returncode:
-            raise UsageError(
-                "precision=bf16: a bf16 product ends the process on this CPU; use fp32, or try "
-                "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment"
-            )
-    patient = InitProcessGroupKwargs(timeout=timedelta(days=1))  # others wait while one evaluates and reports
-    precision = "no" if recipe.precision == "fp32" else recipe.precision
-    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
-        AcceleratorState._reset_state()  # a run before this one, in the same process, had another precision
-    return Accelerator(cpu=cpu, mixed_precision=precision, kwargs_handlers=[patient])
 
 
 @contextmanager

@@ -24,17 +24,17 @@ from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_mod
 from budgetformer.modeling import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
 from budgetformer.retrofit import BudgetedClassifier, load_model, read_base, settle_order
+from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.base import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.card import write_card
 from budgetformer.training.checkpoint import (
     check_identity,
     explained,
-    flush,
     read_json,
     write_directory,
     write_json,
 )
-from budgetformer.training.loop import Fit, Interrupted, make_accelerator
+from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import TASKS, Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.provenance import environment
 from budgetformer.training.recipe import Recipe
@@ -179,31 +179,19 @@ def _train_one(
     if accelerator.is_main_process:
         write_json(record_file, record)
     try:
-        state = fit.run(resume=resume)
+        fit.run(resume=resume)
     except Interrupted:
         if accelerator.is_main_process:
             write_json(record_file, {**record, "status": "interrupted"})
         say(f"saved at step {fit.state.step} of {fit.planned}; continue with --resume")
         raise
-    training = {
-        "steps": state.step,
-        "planned_steps": fit.planned,
-        "progress": fit.progress,
-        "epochs": state.epoch,
-        "best_epoch": state.best_epoch,
-        "kept_epoch": state.best_epoch if recipe.keep == "best" else state.epoch,
-        "stopped_early": state.epoch < recipe.epochs,
-        "seconds": state.seconds,
-        "tokens_per_second": state.tokens / max(1e-9, state.seconds),
-        "processes": accelerator.num_processes,
-    }
     outcome = None
     if accelerator.is_main_process:
         _keep(prepared, recipe, folder, fit)
         outcome = evaluate_run(prepared, folder, fit.model) if evaluate else None
         if look is not None and outcome is not None:
             look(prepared, folder, fit.model, outcome)
-        write_json(record_file, {**record, "training": training, "status": "done"})
+        write_json(record_file, {**record, "training": fit.facts, "status": "done"})
     accelerator.wait_for_everyone()
     return outcome
 
@@ -222,22 +210,20 @@ def _identity(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
 
 def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     """Keep the chosen model, and check that it loads and predicts the same."""
-    last = fit.checkpoints.folder / "last"
-    if recipe.keep == "last" and isinstance(fit.model, BudgetedClassifier):
-        fit.model.config.training_progress = fit.progress
-        settle_order(fit.model, prepared.splits["train"])
-    write_directory(last, fit.save_model)
-    chosen = fit.checkpoints.best(fit.state) if recipe.keep == "best" else last
+    write_directory(fit.checkpoints.folder / "last", fit.save_model)
     if recipe.keep == "best":
+        best = fit.checkpoints.best(fit.state)
         partial = getattr(fit.model.config, "delta", False)  # the rest of the weights never changed
-        fit.model.load_state_dict(load_file(chosen / "model.safetensors"), strict=not partial)
-        fit.model.config.training_progress = type(fit.model.config).from_pretrained(chosen).training_progress
+        fit.model.load_state_dict(load_file(best / "model.safetensors"), strict=not partial)
+        fit.model.config.training_progress = type(fit.model.config).from_pretrained(best).training_progress
+    if isinstance(fit.model, BudgetedClassifier):
+        settle_order(fit.model, prepared.splits["train"])
+    kept = fit.checkpoints.folder / "kept"
+    write_directory(kept, fit.model.save_pretrained)
     for file in ("model.safetensors", "config.json"):  # the config last: it makes the directory a model
         with explained(folder / file):
-            staged = folder / f".{file}.tmp"
-            staged.write_bytes((chosen / file).read_bytes())
-            flush(staged)
-            staged.replace(folder / file)
+            (kept / file).replace(folder / file)
+    shutil.rmtree(kept)
     if not (folder / "tokenizer.json").exists():  # the dense twin's directory
         save_tokenizer(prepared.tokenizer, folder)
     _check_reload(prepared, folder, fit.model)
