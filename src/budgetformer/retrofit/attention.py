@@ -175,7 +175,7 @@ def join_heads(site: Site, heads: int) -> tuple[Tensor, Tensor]:
 
 
 def freeze_attention(model: nn.Module, kept: Sequence[Sequence[int]]) -> None:
-    """Put a FrozenAttention with the kept heads at every RetrofitAttention, or at every pretrained site."""
+    """Put a FrozenAttention with the kept heads in the place of every RetrofitAttention."""
     for parent, name, module in list(_retrofitted(model)):
         core, heads = module.core, kept[module.layer]
         allocator = GivenHeads(core.num_heads, heads)
