@@ -1,7 +1,7 @@
 """Pretrained encoders with head budgets against dense, pruned and random heads: one JSON a cell, resumable.
 
-    python benchmarks/retrofit.py run --base DIR --data-dir DIR [--datasets ag_news imdb snli] [--seeds 0 1]
-    python benchmarks/retrofit.py time --data-dir DIR [--batches 1 32]
+    python benchmarks/retrofit.py run --base DIR [--data-dir DIR] [--datasets ag_news imdb snli] [--seeds 0 1]
+    python benchmarks/retrofit.py time [--data-dir DIR] [--batches 1 32]
     python benchmarks/retrofit.py plot
 
 `run` writes docs/results/retrofit/DATASET-METHOD-SEED.json and skips what is there; runs themselves go on where they
@@ -35,7 +35,7 @@ import torch
 
 from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.timing import take_turns
-from budgetformer.data import DataSource, collate, encode, load_tokenizer, open_data
+from budgetformer.data import DataSet, DataSource, collate, encode, load_tokenizer, open_data
 from budgetformer.evaluation import run_model, summarize, wilson
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.ranking import make_cuts
@@ -82,11 +82,17 @@ COLORS = dict(zip(CURVES, ("C0", "C2", "C3", "C4", "C5", "C1", "C6", "C8"), stri
 COSTS = ("k_over_h", "attention_flops_ratio", "flops_ratio")
 
 
+def opened(options: argparse.Namespace, dataset: str, limit: int | None = None) -> DataSet:
+    """A named data set, from the folder that was given or from the hub."""
+    folder = options.data_dir
+    return open_data(DataSource(dataset, data_dir=folder, limit=limit, offline=folder is not None))
+
+
 def source(options: argparse.Namespace, dataset: str) -> DataSource:
     """The training rows and some validation rows, in files: the test rows are for `points` alone."""
     folder = Path(options.runs) / dataset / "data"
     if not folder.exists():
-        data = open_data(DataSource(dataset, data_dir=options.data_dir, limit=options.rows, offline=True))
+        data = opened(options, dataset, options.rows)
         part = folder.with_name("data.part")
         part.mkdir(parents=True, exist_ok=True)
         for split, most in (("train", None), ("validation", VALIDATION_ROWS)):
@@ -116,7 +122,7 @@ class TestRows:
         self.precision = options.precision
         self.tokenizer = load_tokenizer(self.runs / "start", offline=True)
         labels = open_data(source(options, dataset)).labels
-        data = replace(open_data(DataSource(dataset, data_dir=options.data_dir, offline=True)), labels=labels)
+        data = replace(opened(options, dataset), labels=labels)
         whole = encode(data.splits["test"], data, self.tokenizer, LENGTH.get(dataset, 128))
         self.rows = some_rows(whole, options.test_rows)
         self.all, self.encoded = len(whole), rows_of(whole, self.rows)
@@ -184,7 +190,7 @@ def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
 
-    data = open_data(DataSource(dataset, data_dir=options.data_dir, limit=options.rows, offline=True))
+    data = opened(options, dataset, options.rows)
 
     def rows(split: str) -> tuple[list[str], list[Any]]:
         examples = list(data.splits[split].examples())
@@ -234,7 +240,7 @@ def clock(options: argparse.Namespace) -> None:
         assert isinstance(start, BudgetedClassifier)
         assert isinstance(model, BudgetedClassifier)
         plain, tokenizer = start.plain().eval(), load_tokenizer(runs / "start", offline=True)
-        data = open_data(DataSource(dataset, data_dir=options.data_dir, offline=True))
+        data = opened(options, dataset)
         test = encode(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
         by_length = np.argsort(test.lengths, kind="stable")
         frozen = {f"frozen:{share:g}": freeze(model, share) for share in options.shares}
@@ -400,7 +406,7 @@ def main() -> None:
         sub.add_argument("--results", default="docs/results/retrofit")
         sub.add_argument("--shares", type=float, nargs="+", default=[0.125, 0.25, 0.375, 0.5, 0.75])
         if name != "plot":
-            sub.add_argument("--data-dir")
+            sub.add_argument("--data-dir", help="a folder with a folder for each data set (default: the hub)")
             sub.add_argument("--runs", default="runs/retrofit")
             sub.add_argument("--datasets", nargs="+", default=list(LENGTH))
         if name == "run":
