@@ -20,7 +20,7 @@ from budgetformer.bench import random_heads, selective
 from budgetformer.cost.timing import take_turns
 from budgetformer.nn import AllHeads, Allocation, BudgetedAttention, Exploration, LearnedHeads, Selection
 from budgetformer.nn.encoder import Block
-from budgetformer.training.provenance import environment
+from budgetformer.runs.provenance import environment
 
 LENGTHS = (64, 256, 512)
 PARTS = ("projections", "scores", "feed-forward", "gate")

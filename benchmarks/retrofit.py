@@ -36,7 +36,10 @@ import torch
 from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.timing import take_turns
 from budgetformer.data import DataSet, DataSource, collate, encode, load_tokenizer, open_data
-from budgetformer.evaluation import run_model, summarize, wilson
+from budgetformer.evaluate import run_model, summarize, wilson
+from budgetformer.models import BudgetedClassifier, load_model, rank_heads, retrofit
+from budgetformer.models.freezing import freeze
+from budgetformer.models.sites import Budgets
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.ranking import make_cuts
 from budgetformer.paper.probes import rows_of, some_rows
@@ -44,10 +47,7 @@ from budgetformer.paper.render_figures import standalone
 from budgetformer.paper.statistics import over_rows
 from budgetformer.report import write_whole
 from budgetformer.report.figures import canvas
-from budgetformer.retrofit import BudgetedClassifier, load_model, rank_heads, retrofit
-from budgetformer.retrofit.attention import Budgets
-from budgetformer.retrofit.freezing import freeze
-from budgetformer.training.provenance import environment
+from budgetformer.runs.provenance import environment
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train
 

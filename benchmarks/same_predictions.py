@@ -16,8 +16,8 @@ from unittest import mock
 import numpy as np
 
 from budgetformer.data import DataSource, encode, open_data
-from budgetformer.evaluation import run_model
-from budgetformer.training.run import load_run
+from budgetformer.evaluate import run_model
+from budgetformer.runs.run import load_run
 
 
 def main(folder: Path, dials: list[str]) -> int:

@@ -24,8 +24,8 @@ import torch
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource, collate, eval_plan, train_tokenizer
-from budgetformer.evaluation import eval_tokens
-from budgetformer.scoring.job import Predictor, Request
+from budgetformer.evaluate import eval_tokens
+from budgetformer.predict.job import Predictor, Request
 
 WORDS = "the film was a story of some people in town with music and light and a long road home to sea".split()
 

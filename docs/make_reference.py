@@ -20,9 +20,9 @@ BELOW = {  # modules whose names are for users too; None: all that they export
     "budgetformer.nn": None,
     "budgetformer.data": ("DataSource", "open_data", "encode"),
     "budgetformer.training.recipe": ("Recipe",),
-    "budgetformer.training.run": ("train", "load_run"),
-    "budgetformer.evaluation": ("evaluate", "run_model"),
-    "budgetformer.scoring": None,
+    "budgetformer.training.run": ("train",),
+    "budgetformer.evaluate": ("evaluate", "run_model"),
+    "budgetformer.engine.scorer": ("Scorer", "Scores"),
 }
 DATA_FLAGS = {field.name for field in fields(DataSource)} - {"data"}
 

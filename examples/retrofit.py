@@ -7,12 +7,13 @@ curl localhost:8000/predict -H 'content-type: application/json' -d '{"text": "a 
 import sys
 from pathlib import Path
 
-from budgetformer.calibration import calibrate, write_calibration
+from budgetformer.calibrate import calibrate, write_calibration
 from budgetformer.data import DataSource, encode, open_data
+from budgetformer.runs.run import load_run
 from budgetformer.serving.server import serve
 from budgetformer.serving.settings import Settings
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.run import load_run, train
+from budgetformer.training.run import train
 
 base, data = sys.argv[1:]
 run = Path("runs/retrofit")

@@ -6,7 +6,7 @@ import tempfile
 from pathlib import Path
 
 from budgetformer.data import DataSource
-from budgetformer.scoring import Scorer
+from budgetformer.engine.scorer import Scorer
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train
 

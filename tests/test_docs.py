@@ -16,7 +16,7 @@ import pytest
 
 from budgetformer.training.recipe import PRESETS
 from tests.cli.test_train import command
-from tests.retrofit.tiny import save_base
+from tests.models.tiny import save_base
 from tests.test_readme import README, ROOT, blocks
 from tests.training.toy import write_reviews
 
@@ -29,10 +29,10 @@ NOT_RUN = {  # by how a command begins
     "budgetformer train ag_news": "needs AG News",
     "budgetformer bench runs/wide": "needs a run on AG News",
     "budgetformer eval runs/wide": "needs a run on AG News",
-    "zcat ": "a pipe; tests/scoring reads standard input",
-    "budgetformer predict runs/reviews big.jsonl": "a shell's $I; tests/scoring runs shards",
+    "zcat ": "a pipe; tests/predict reads standard input",
+    "budgetformer predict runs/reviews big.jsonl": "a shell's $I; tests/predict runs shards",
     "cat ": "joins what the line above writes",
-    "budgetformer predict runs/reviews folder/": "tests/scoring runs Ray",
+    "budgetformer predict runs/reviews folder/": "tests/predict runs Ray",
     "python benchmarks/": "measures for minutes or hours",
     "pip install": "changes the environment, and needs a network",
 }
@@ -123,7 +123,7 @@ def test_commands_and_python_of(
     ran = list[str]()
     parts = re.findall(r"```(sh|python)\n(.*?)```", PAGES[page], flags=re.S)
     for language, code in parts:
-        # test_readme.py runs README's; tests/retrofit runs what wants a model of the hub.
+        # test_readme.py runs README's; tests/models runs what wants a model of the hub.
         if language == "python" and page not in ("README.md", "retrofit.md"):
             exec(compile(code, page, "exec"), {"__name__": "__main__"})
         for line in commands(f"```{language}\n{code}```"):

@@ -13,7 +13,7 @@ import torch
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.cost.flops import count
 from budgetformer.data import Encoded
-from budgetformer.evaluation import (
+from budgetformer.evaluate import (
     Outcome,
     cost_of,
     evaluate,

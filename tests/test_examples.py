@@ -9,7 +9,7 @@ import pytest
 
 from budgetformer.serving.engine import Engine
 from budgetformer.serving.settings import Settings
-from tests.retrofit.tiny import save_base
+from tests.models.tiny import save_base
 from tests.training.toy import write_reviews
 
 EXAMPLES = sorted((Path(__file__).parents[1] / "examples").glob("*.py"))

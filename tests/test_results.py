@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.retrofit.tiny import save_base
+from tests.models.tiny import save_base
 from tests.training.toy import write_reviews
 
 ROOT = Path(__file__).parents[1]

@@ -13,22 +13,22 @@ __version__ = "0.1.0"
 _HOMES = {
     "Allocation": "budgetformer.nn.allocation",
     "BudgetFormerClassifier": "budgetformer.estimator",
-    "BudgetFormerConfig": "budgetformer.modeling",
+    "BudgetFormerConfig": "budgetformer.models.model",
     "BudgetFormerError": "budgetformer.errors",
-    "BudgetFormerForSequenceClassification": "budgetformer.modeling",
-    "BudgetFormerOutput": "budgetformer.modeling",
+    "BudgetFormerForSequenceClassification": "budgetformer.models.model",
+    "BudgetFormerOutput": "budgetformer.models.model",
     "Dial": "budgetformer.nn.allocation",
-    "ProgressCallback": "budgetformer.modeling",
+    "ProgressCallback": "budgetformer.models.model",
 }
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from budgetformer.errors import BudgetFormerError as BudgetFormerError
     from budgetformer.estimator import BudgetFormerClassifier as BudgetFormerClassifier
-    from budgetformer.modeling import BudgetFormerConfig as BudgetFormerConfig
-    from budgetformer.modeling import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
-    from budgetformer.modeling import BudgetFormerOutput as BudgetFormerOutput
-    from budgetformer.modeling import ProgressCallback as ProgressCallback
+    from budgetformer.models.model import BudgetFormerConfig as BudgetFormerConfig
+    from budgetformer.models.model import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
+    from budgetformer.models.model import BudgetFormerOutput as BudgetFormerOutput
+    from budgetformer.models.model import ProgressCallback as ProgressCallback
     from budgetformer.nn.allocation import Allocation as Allocation
     from budgetformer.nn.allocation import Dial as Dial
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from budgetformer.cost.flops import ModelShape, count
 from budgetformer.cost.memory import in_fresh_process
 from budgetformer.cost.timing import take_turns
-from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import AllHeads, Allocation
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.selective import evaluate_active

@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 from budgetformer.data import DataSource
 from budgetformer.data.examples import label_text
 from budgetformer.data.splits import text_hash
+from budgetformer.engine.scorer import Scorer
 from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageError
 from budgetformer.nn.allocation import Dial
-from budgetformer.scoring import Scorer
+from budgetformer.runs.run import load_run
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.run import load_run, train
+from budgetformer.training.run import train
 
 try:
     from sklearn.base import BaseEstimator, ClassifierMixin

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
-from tests.retrofit.tiny import save_base, tiny
+from tests.models.tiny import save_base, tiny
 from tests.training.toy import write_reviews
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from budgetformer import calibration
+from budgetformer import calibrate as calibration
 from budgetformer.cli import main
-from budgetformer.retrofit import settle_order
+from budgetformer.models import settle_order
+from budgetformer.runs.run import load_run
 from budgetformer.training.loop import Fit
-from budgetformer.training.run import load_run
 
 FAST = ["--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
         "--batch-size", "16"]  # fmt: skip
@@ -59,7 +59,7 @@ def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> No
     assert 0.3 < result["test"]["budget"]["k_over_h"] < 0.7  # the target is a half
     assert result["baseline"]["test"]["budget"]["k_over_h"] == 1.0
     assert [d["dial"] for d in result["dials"]][:3] == ["learned", "mean:0.125", "mean:0.25"]
-    assert "import budgetformer.retrofit" in (run / "README.md").read_text()
+    assert "import budgetformer.models" in (run / "README.md").read_text()
     model, _, record = load_run(run)
     assert model.config.allocator == "ranked"
     assert record["recipe"]["base"]

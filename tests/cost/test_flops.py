@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.cost.flops import ModelShape, count
-from budgetformer.evaluation import model_shape
+from budgetformer.evaluate import model_shape
 
 SHAPE = ModelShape(layers=2, heads=4, width=8, inner=16, labels=3)
 

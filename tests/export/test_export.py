@@ -20,7 +20,7 @@ from tests.training.toy import write_reviews
 from budgetformer.bench import Size
 from budgetformer.data import load_tokenizer
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluation import run_model
+from budgetformer.evaluate import run_model
 from budgetformer.export import run as export_module
 from budgetformer.export.bench import attention_rows, model_rows
 from budgetformer.export.engine import OnnxModel
@@ -28,7 +28,7 @@ from budgetformer.export.network import build
 from budgetformer.export.rows import Rows, _encoded
 from budgetformer.export.verify import check_equal
 from budgetformer.nn.allocation import Dial
-from budgetformer.training.run import load_run
+from budgetformer.runs.run import load_run
 
 TEXTS = ["a superb story of town", "the dull film of people with music and light", "lovely", "poor poor town"]
 

@@ -18,7 +18,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.export.engine import session
 from budgetformer.export.network import build
 from budgetformer.export.run import nodes
-from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial, LearnedHeads
 
 VOCAB, POSITIONS = 30, 12

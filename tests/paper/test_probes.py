@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from budgetformer.data import Encoded
-from budgetformer.evaluation import run_model
-from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.evaluate import run_model
+from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.paper.probes import GivenHeads, best_static, given, probe, rows_of, some_rows
 
 

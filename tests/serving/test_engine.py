@@ -14,9 +14,9 @@ import torch
 from tests.serving.small import TEXTS, write_run
 from tests.serving.toy import Client, running
 
+from budgetformer.engine.scorer import Scorer
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.nn.allocation import Dial
-from budgetformer.scoring import Scorer
 from budgetformer.serving.app import make_app
 from budgetformer.serving.engine import Engine
 from budgetformer.serving.settings import Settings

@@ -16,9 +16,9 @@ from tests.cli.test_train import command
 from tests.serving.small import TEXTS, small, write_run
 
 from budgetformer.errors import UsageError
-from budgetformer.evaluation import cost_of
+from budgetformer.evaluate import cost_of
+from budgetformer.explain import attention, dials, explain, page, precompute, read, slider
 from budgetformer.nn.allocation import Dial, Selection
-from budgetformer.serving.explain import attention, dials, explain, page, precompute, read, slider
 
 
 @pytest.mark.parametrize("dial", ["learned", "max:0.25", "fixed:0.5", "full"])

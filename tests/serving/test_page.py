@@ -12,7 +12,7 @@ import pytest
 from tests.serving.small import TEXTS, small
 
 from budgetformer.errors import UsageError
-from budgetformer.serving.explain import attention, explain, page, precompute
+from budgetformer.explain import attention, explain, page, precompute
 
 api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: pip install -e '.[dev]'")
 FLAGS = (

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluation import run_model
+from budgetformer.evaluate import run_model
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.loop import Fit, Interrupted, rate_at
 from budgetformer.training.prepare import Prepared, make_config, prepare

@@ -44,7 +44,7 @@ def bench(
     from budgetformer import bench as benches
     from budgetformer.cost.memory import MemoryUnmeasurableError
     from budgetformer.errors import UsageError
-    from budgetformer.training.provenance import environment
+    from budgetformer.runs.provenance import environment
 
     if what not in ("attention", "model", "memory", "all", "onnx"):
         raise UsageError(f"--what {what!r}: give attention, model, memory, all or onnx")

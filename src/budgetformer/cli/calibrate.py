@@ -33,12 +33,12 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Sweep RUN's dial over held-out DATA; its points are names for --budget, e.g. max-drop-0.5."""
-    from budgetformer.calibration import calibrate as sweep
-    from budgetformer.calibration import write_calibration
+    from budgetformer.calibrate import calibrate as sweep
+    from budgetformer.calibrate import write_calibration
     from budgetformer.cli.eval import held_out
     from budgetformer.cli.show import print_calibration, print_json, quiet_libraries
     from budgetformer.data import encode
-    from budgetformer.training.run import load_run
+    from budgetformer.runs.run import load_run
 
     quiet_libraries()
     model, tokenizer, record = load_run(run)

@@ -29,11 +29,12 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Evaluate RUN on labelled DATA: quality, heads and cost, against its dense twin if it has one."""
-    from budgetformer.calibration import read_dial
+    from budgetformer.calibrate import read_dial
     from budgetformer.cli.show import print_evaluations, print_json, quiet_libraries
     from budgetformer.data import encode
-    from budgetformer.evaluation import mcnemar, right, run_model, summarize
-    from budgetformer.training.run import load_run, with_texts
+    from budgetformer.evaluate import mcnemar, right, run_model, summarize
+    from budgetformer.runs.run import load_run
+    from budgetformer.training.run import with_texts
 
     quiet_libraries()
     dials = [str(read_dial(text, run)) for text in budget or ["learned"]]

@@ -28,11 +28,11 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, at any budget.")] = False,
 ) -> None:
     """Show which heads RUN uses for a text, where they look and what they cost, as one HTML file."""
-    from budgetformer.calibration import read_dial
+    from budgetformer import explain as page
+    from budgetformer.calibrate import read_dial
     from budgetformer.cli.show import print_json, quiet_libraries
     from budgetformer.errors import ModelError, UsageError
-    from budgetformer.serving import explain as page
-    from budgetformer.training.run import load_run
+    from budgetformer.runs.run import load_run
 
     quiet_libraries()
     if compare_pair is not None and compare is None:

@@ -30,7 +30,7 @@ def export(
     if format_ != "onnx":
         raise UsageError(f"--format {format_!r}: give onnx")
     quiet_libraries()
-    from budgetformer.calibration import read_dial
+    from budgetformer.calibrate import read_dial
     from budgetformer.export.run import export_run
 
     def say(line: str) -> None:

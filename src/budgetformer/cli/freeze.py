@@ -19,10 +19,10 @@ def freeze(
     """Write a static model with RUN's globally best heads: no gates, no routing."""
     from budgetformer.cli.show import quiet_libraries
     from budgetformer.errors import UsageError
-    from budgetformer.retrofit import BudgetedClassifier
-    from budgetformer.retrofit.freezing import freeze as keep
-    from budgetformer.training.checkpoint import write_directory, write_json
-    from budgetformer.training.run import load_run
+    from budgetformer.models import BudgetedClassifier
+    from budgetformer.models.freezing import freeze as keep
+    from budgetformer.runs.files import write_directory, write_json
+    from budgetformer.runs.run import load_run
 
     quiet_libraries()
     if output.exists():

@@ -15,7 +15,7 @@ from budgetformer.data.locate import DataSource
 from budgetformer.errors import UsageError
 
 if TYPE_CHECKING:
-    from budgetformer.scoring.job import Predictor, Summary
+    from budgetformer.predict.job import Predictor, Summary
 
 
 def _data(flag: str) -> Any:
@@ -59,7 +59,7 @@ def predict(
     Without -o, JSON lines go to standard output. docs/predict.md says what is added and how to go on after a stop.
     """
     from budgetformer.cli.show import quiet_libraries
-    from budgetformer.scoring.job import Predictor, Request
+    from budgetformer.predict.job import Predictor, Request
 
     quiet_libraries()
     if engine not in ("local", "onnx", "ray"):
@@ -87,7 +87,7 @@ def predict(
     summary: Summary | None
     try:
         if engine == "ray":
-            from budgetformer.scoring.cluster import predict_folder
+            from budgetformer.predict.cluster import predict_folder
 
             summary = predict_folder(run, request, budget=budget, long=long, workers=workers, say=_say)
         else:
@@ -117,7 +117,7 @@ def _sentence(summary: Summary, output: Path | None) -> str:
 
 def _one(predictor: Predictor, text: str, pair: str | None, top: int, probabilities: bool, as_json: bool) -> None:
     from budgetformer.cli.show import print_json
-    from budgetformer.scoring.answers import Answers
+    from budgetformer.engine.answers import Answers
 
     scorer = predictor.scorer
     answers = Answers(scorer.task, scorer.labels, top=top, probabilities=probabilities)

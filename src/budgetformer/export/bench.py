@@ -16,7 +16,7 @@ from budgetformer.cost.timing import take_turns
 from budgetformer.export.builder import BOOL, FLOAT, INT64, Graph
 from budgetformer.export.engine import session
 from budgetformer.export.network import Gates, Padding, attention, build
-from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import AllHeads, Dial, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
 

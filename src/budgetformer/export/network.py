@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.export.builder import BOOL, DOUBLE, FLOAT, INT64, Graph
-from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import ROUNDING_SLACK, Dial, FixedBudget, GatedHeads, LearnedHeads, StaticHeads
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.encoder import Block, Embedding

@@ -14,7 +14,7 @@ from budgetformer.data import DataSet, DataSource, Encoded, Example, open_data, 
 from budgetformer.data.encoded import LabelArray, truncating
 from budgetformer.data.held_out import open_held_out
 from budgetformer.errors import BudgetFormerError, DataError
-from budgetformer.modeling import BudgetFormerConfig
+from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.training.prepare import TASKS
 
 if TYPE_CHECKING:

@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluation import run_model
+from budgetformer.evaluate import run_model
 from budgetformer.export.builder import OPSET
 from budgetformer.export.engine import OnnxModel, runtime, session
 from budgetformer.export.network import GATE, build, check
 from budgetformer.export.rows import Say, find_rows
 from budgetformer.export.verify import check_equal, loss_of_quality, run_graph
+from budgetformer.models import BudgetedClassifier
 from budgetformer.nn.allocation import Dial
-from budgetformer.retrofit import BudgetedClassifier
-from budgetformer.scoring.job import text_columns
-from budgetformer.training.checkpoint import write_directory, write_json
-from budgetformer.training.provenance import environment
-from budgetformer.training.run import load_run
+from budgetformer.predict.job import text_columns
+from budgetformer.runs.files import write_directory, write_json
+from budgetformer.runs.provenance import environment
+from budgetformer.runs.run import load_run
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto

@@ -9,13 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from budgetformer.data import Batch, load_tokenizer
+from budgetformer.engine.scorer import AnyScorer
 from budgetformer.errors import UsageError
-from budgetformer.evaluation import eval_tokens
+from budgetformer.evaluate import eval_tokens
 from budgetformer.export.engine import OnnxModel, read_record
-from budgetformer.modeling import BudgetFormerConfig
+from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
-from budgetformer.scoring import AnyScorer
-from budgetformer.scoring.job import Predictor, digest
+from budgetformer.predict.job import Predictor, digest
 
 
 class OnnxScorer(AnyScorer):

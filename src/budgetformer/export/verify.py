@@ -11,10 +11,10 @@ from numpy.typing import NDArray
 
 from budgetformer.data import Encoded, collate, eval_plan
 from budgetformer.errors import ModelError
-from budgetformer.evaluation import Outcome, eval_tokens, summarize
+from budgetformer.evaluate import Outcome, eval_tokens, summarize
 from budgetformer.export.engine import OnnxModel
 from budgetformer.export.rows import Rows
-from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Allocation, Dial, Selection
 
 TOLERANCE = 1e-4  # of logits; relative to those above 1

@@ -21,7 +21,7 @@ from budgetformer.paper.statistics import (
     spearman,
 )
 from budgetformer.paper.store import Done, Store
-from budgetformer.training.run import load_run
+from budgetformer.runs.run import load_run
 
 _ENDS = 0.05  # of the logged steps: what counts as the beginning and the end of training
 _SHOWN = 4  # heads a layer, as in the paper's figure

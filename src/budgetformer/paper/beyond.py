@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from budgetformer.evaluation import mcnemar
+from budgetformer.evaluate import mcnemar
 from budgetformer.paper.cells import ABLATIONS, TFIDF, Cell, Plan
 from budgetformer.paper.needed import same_flops, same_heads
 from budgetformer.paper.results import NAMES, Result, accuracy, claim, of, probed, table

@@ -10,8 +10,8 @@ from typing import Any
 from budgetformer.data import DataSource
 from budgetformer.errors import UsageError
 from budgetformer.paper.scale import DATASETS, FULL_ROWS, Scale
-from budgetformer.training.checkpoint import read_json
-from budgetformer.training.recipe import PRESETS, Recipe, same
+from budgetformer.runs.files import read_json, same
+from budgetformer.training.recipe import PRESETS, Recipe
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from budgetformer.cost.flops import count
-from budgetformer.evaluation import model_shape
-from budgetformer.modeling import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.evaluate import model_shape
+from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.paper.cells import TFIDF, Cell, Plan
 from budgetformer.paper.grid import distinct
 from budgetformer.paper.needed import NEEDED

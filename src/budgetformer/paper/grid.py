@@ -15,7 +15,7 @@ from pathlib import Path
 from budgetformer.errors import BudgetFormerError, UsageError
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.work import compute, make_tokenizer
-from budgetformer.training.checkpoint import explained
+from budgetformer.runs.files import explained
 
 
 @dataclass(frozen=True)

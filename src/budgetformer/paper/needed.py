@@ -8,8 +8,8 @@ from collections.abc import Callable
 import numpy as np
 
 from budgetformer.cost.flops import count
-from budgetformer.evaluation import model_shape
-from budgetformer.modeling import BudgetFormerConfig
+from budgetformer.evaluate import model_shape
+from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.paper.cells import ABLATIONS, TFIDF, Cell, Plan
 from budgetformer.paper.scale import BUDGETS, FRACTIONS
 from budgetformer.paper.store import Store

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from budgetformer.data import Encoded, collate, eval_plan
-from budgetformer.evaluation import Outcome, eval_tokens, run_model
-from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.evaluate import Outcome, eval_tokens, run_model
+from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
 from budgetformer.paper.scale import BUDGETS
 

@@ -13,7 +13,7 @@ from typing import Any
 from budgetformer.errors import DataError
 from budgetformer.paper.render_checks import IDS, VERDICTS, check
 from budgetformer.report import write_whole
-from budgetformer.report.words import DASH, anything, seconds
+from budgetformer.report.numbers import DASH, anything, seconds
 
 _HERE = Path(__file__).parent
 _READING = (

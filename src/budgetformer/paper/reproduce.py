@@ -15,7 +15,7 @@ from budgetformer.paper.needed import LATER, NEEDED
 from budgetformer.paper.results import Result, provenance
 from budgetformer.paper.scale import DATASETS, scale_named
 from budgetformer.paper.store import Store
-from budgetformer.training.checkpoint import explained, write_json
+from budgetformer.runs.files import explained, write_json
 
 RESULTS: dict[str, Callable[[Plan, Store], Result]] = {
     "main": tables.main,

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.evaluation import wilson
+from budgetformer.evaluate import wilson
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.explanations import EXPLANATIONS
 from budgetformer.paper.statistics import Estimate, over_rows, over_seeds
 from budgetformer.paper.store import Done, Store
-from budgetformer.training.provenance import environment
+from budgetformer.runs.provenance import environment
 
 NAMES = {"dbpedia_14": "DBpedia", "ag_news": "AG News", "imdb": "IMDB", "snli": "SNLI", "yelp_review_full": "Yelp Full"}
 

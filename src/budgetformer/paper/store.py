@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.paper.cells import Cell, Plan
-from budgetformer.training.checkpoint import read_json
+from budgetformer.runs.files import read_json
 
 _REMEDY = "delete the cell's directory and run again"
 

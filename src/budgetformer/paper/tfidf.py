@@ -9,11 +9,11 @@ import numpy as np
 
 from budgetformer.data import Example, encode, load_tokenizer, open_data
 from budgetformer.errors import MissingExtraError
-from budgetformer.evaluation import Outcome
+from budgetformer.evaluate import Outcome
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.work import write_outcome
-from budgetformer.training.checkpoint import explained, write_json
-from budgetformer.training.provenance import environment
+from budgetformer.runs.files import explained, write_json
+from budgetformer.runs.provenance import environment
 
 
 def fit_tfidf(plan: Plan, cell: Cell) -> None:

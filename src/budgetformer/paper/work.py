@@ -15,12 +15,12 @@ from transformers.utils import logging
 
 from budgetformer.data import Encoded, open_data, train_tokenizer
 from budgetformer.errors import BudgetFormerError
-from budgetformer.evaluation import Outcome, run_model
-from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.evaluate import Outcome, run_model
+from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.paper.cells import TFIDF, Cell, Plan
 from budgetformer.paper.probes import probe
 from budgetformer.paper.scale import scale_named
-from budgetformer.training.checkpoint import explained, write_directory, write_json
+from budgetformer.runs.files import explained, write_directory, write_json
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.run import train
 

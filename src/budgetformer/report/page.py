@@ -7,9 +7,10 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from budgetformer.report import results, spending
-from budgetformer.report.parts import Cell, Run
-from budgetformer.report.words import anything, share, whole
+from budgetformer.report import cost as spending
+from budgetformer.report import results
+from budgetformer.report.kit import Cell, Run
+from budgetformer.report.numbers import anything, share, whole
 
 _TASKS = {
     "single_label_classification": "one of {n} classes for each text",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from budgetformer.report import figures as draw
-from budgetformer.report.parts import Cell, Run, Section, Table
-from budgetformer.report.words import SHARES, anything, clipped, decimal, dig, interval, number, score, share, whole
+from budgetformer.report.kit import Cell, Run, Section, Table
+from budgetformer.report.numbers import SHARES, anything, clipped, decimal, dig, interval, number, score, share, whole
 
 _LEGIBLE = 20  # classes in a confusion matrix, and pairs where there are more
 

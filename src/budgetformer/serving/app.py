@@ -18,12 +18,11 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from budgetformer import __version__
+from budgetformer.data.pieces import TextError
 from budgetformer.errors import UsageError
+from budgetformer.explain import page as explain_page
 from budgetformer.nn.allocation import Dial
-from budgetformer.scoring import TextError
-from budgetformer.serving.border import Border
 from budgetformer.serving.engine import Engine, Text
-from budgetformer.serving.explain import page as explain_page
 from budgetformer.serving.messages import (
     AttentionMap,
     Explanation,
@@ -36,6 +35,7 @@ from budgetformer.serving.messages import (
     TextBody,
     responses,
 )
+from budgetformer.serving.middleware import Border
 from budgetformer.serving.service import Service
 from budgetformer.serving.settings import Settings
 

@@ -10,16 +10,16 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.calibration import named_dial, operating_points
+from budgetformer.calibrate import named_dial, operating_points
 from budgetformer.data import Encoded
+from budgetformer.data.pieces import Pieces
+from budgetformer.engine.scorer import Scorer
 from budgetformer.errors import ModelError, UsageError
+from budgetformer.explain import attention, explain
 from budgetformer.nn.allocation import Dial
-from budgetformer.scoring import Scorer
-from budgetformer.scoring.job import digest
-from budgetformer.scoring.pieces import Pieces
-from budgetformer.serving.explain import attention, explain
+from budgetformer.predict.job import digest
+from budgetformer.runs.files import read_json
 from budgetformer.serving.settings import DIALS, Settings
-from budgetformer.training.checkpoint import read_json
 
 Text = tuple[str, str | None]
 

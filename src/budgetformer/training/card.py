@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from budgetformer.training.checkpoint import explained
+from budgetformer.runs.files import explained
 
 
 def write_card(folder: Path, record: dict[str, Any], result: dict[str, Any]) -> Path:

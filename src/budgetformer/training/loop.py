@@ -25,14 +25,15 @@ from torch import Tensor
 
 from budgetformer.data import Batch, Encoded, collate, plan_epoch
 from budgetformer.errors import MissingExtraError
-from budgetformer.evaluation import Evaluation, Outcome, run_model, summarize
-from budgetformer.modeling import BudgetFormerForSequenceClassification
-from budgetformer.retrofit import BudgetedClassifier
+from budgetformer.evaluate import Evaluation, Outcome, run_model, summarize
+from budgetformer.models import BudgetedClassifier
+from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.progress import View
+from budgetformer.runs.files import explained, write_directory
 from budgetformer.training.accelerator import make_accelerator
-from budgetformer.training.base import Teacher
-from budgetformer.training.checkpoint import Checkpoints, State, explained, write_directory
+from budgetformer.training.checkpoint import Checkpoints, State
+from budgetformer.training.pretrained import Teacher
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.view import View
 
 _LOG_EVERY = 20  # steps between two lines of history
 

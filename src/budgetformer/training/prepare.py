@@ -10,8 +10,8 @@ import numpy as np
 
 from budgetformer.data import DataSet, DataSource, Encoded, encode, load_tokenizer, open_data, train_tokenizer
 from budgetformer.errors import UsageError
-from budgetformer.modeling import BudgetFormerConfig
-from budgetformer.training.checkpoint import explained, write_directory
+from budgetformer.models.model import BudgetFormerConfig
+from budgetformer.runs.files import explained, write_directory
 from budgetformer.training.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -194,8 +193,3 @@ def _value(text: str) -> Any:
         return tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return text
-
-
-def same(a: Any, b: Any) -> bool:
-    """Whether two pieces of plain data are the same once written as JSON."""
-    return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)

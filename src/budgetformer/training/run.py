@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,27 +20,18 @@ from safetensors.torch import load_file
 
 from budgetformer.data import DataSet, DataSource, load_tokenizer
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluation import Evaluation, Outcome, mcnemar, right, run_model, summarize
-from budgetformer.modeling import BudgetFormerForSequenceClassification
+from budgetformer.evaluate import Evaluation, Outcome, mcnemar, right, run_model, summarize
+from budgetformer.models import BudgetedClassifier, load_model, read_base, settle_order
+from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
-from budgetformer.retrofit import BudgetedClassifier, load_model, read_base, settle_order
+from budgetformer.runs.files import check_identity, explained, read_json, write_directory, write_json
+from budgetformer.runs.provenance import environment
 from budgetformer.training.accelerator import make_accelerator
-from budgetformer.training.base import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.card import write_card
-from budgetformer.training.checkpoint import (
-    check_identity,
-    explained,
-    read_json,
-    write_directory,
-    write_json,
-)
 from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import TASKS, Prepared, make_config, prepare, save_tokenizer
-from budgetformer.training.provenance import environment
+from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "max:0.5", "full")
 RANKED_DIALS = ("mean:0.125", "mean:0.25", "mean:0.5", "mean:0.75", "fixed:0.25", "fixed:0.5", "full")
@@ -396,15 +387,3 @@ def train_seeds(
 def _spread(values: Sequence[float]) -> dict[str, Any]:
     deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
     return {"mean": float(np.mean(values)), "std": deviation, "values": list(values)}
-
-
-def load_run(folder: Path) -> tuple[BudgetFormerForSequenceClassification, PreTrainedTokenizerFast, dict[str, Any]]:
-    """The model, tokenizer and record of a finished run."""
-    if not folder.is_dir():
-        raise ModelError(f"{folder} does not exist: give the directory of a run")
-    record = read_json(folder / "run.json", "give the directory of a run")
-    if not (folder / "config.json").exists():
-        raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
-    model = load_model(folder)
-    model.train(False)
-    return model, load_tokenizer(folder, offline=True), record

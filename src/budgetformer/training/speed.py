@@ -12,10 +12,10 @@ from budgetformer.cost.energy import measure
 from budgetformer.cost.timing import take_turns
 from budgetformer.data import DataSource, encode, open_data
 from budgetformer.errors import ModelError
-from budgetformer.evaluation import cost_of, run_model
-from budgetformer.modeling import BudgetFormerForSequenceClassification
-from budgetformer.training.provenance import environment
-from budgetformer.training.run import load_run
+from budgetformer.evaluate import cost_of, run_model
+from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.runs.provenance import environment
+from budgetformer.runs.run import load_run
 
 _BATCHES = (1, 8, 32)
 

@@ -1,0 +1,1 @@
+"""Text in token ids -> logits -> answers: one path for every verb."""

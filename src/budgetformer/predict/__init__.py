@@ -1,0 +1,1 @@
+"""Scoring files of any size: resumable, in shards, on a cluster."""

@@ -1,0 +1,263 @@
+"""Scoring a file of any size in little memory, so that it can be killed at any moment and go on.
+
+One thread reads and tokenises the next window and one writes the last, while the model computes. A window counts once
+it is on disk and OUT.progress.json says so.
+"""
+
+from __future__ import annotations
+
+import gc
+import hashlib
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import budgetformer
+from budgetformer.data.examples import BadRows, Example
+from budgetformer.data.locate import DataSource
+from budgetformer.data.pieces import Pieces, TextError
+from budgetformer.engine.answers import Answers
+from budgetformer.engine.scorer import AnyScorer, Scorer, Scores
+from budgetformer.errors import DataError, UsageError
+from budgetformer.predict.input import Window, fingerprint, open_input, parquet_schema, read_shard
+from budgetformer.predict.sinks import Sink, format_of, make_sink
+from budgetformer.progress import View
+from budgetformer.runs.files import check_identity, read_json, write_json
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to score and where to: `output` None is standard output, `shard` i/n is one of n equal parts."""
+
+    source: DataSource
+    output: Path | None = None
+    split: str | None = None
+    top: int = 1
+    probabilities: bool = False
+    shard: str | None = None
+    resume: bool = False
+    overwrite: bool = False
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a request has come: input rows read, the sink's position, rows written, texts cut."""
+
+    read: int = 0
+    position: int = 0
+    written: int = 0
+    cut: int = 0
+    complete: bool = False
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What was done: rows in the output, texts cut, bad rows set aside; `rows_now` without what was done before."""
+
+    rows: int
+    cut: int
+    bad: int
+    rows_now: int
+    seconds: float
+
+
+class Predictor:
+    """A scorer that is ready to score files; `text_columns` are those it was trained on, `model` a digest of it."""
+
+    def __init__(self, scorer: AnyScorer, text_columns: list[str], model: str) -> None:
+        self.scorer, self.text_columns, self.model = scorer, text_columns, model
+
+    @classmethod
+    def from_run(cls, run: Path, *, budget: str | None = None, long: str = "cut") -> Predictor:
+        """The predictor of a finished run."""
+        scorer = Scorer.from_run(run, budget, long)
+        return cls(scorer, text_columns(read_json(run / "run.json", "give the directory of a run")), digest(run))
+
+    def check_text(self, pair: str | None) -> None:
+        """Refuse one text where the run reads two, and two where it reads one."""
+        if len(self.text_columns) == 2 and pair is None:
+            raise UsageError("the run was trained on pairs of texts: give the second one with --text-pair")
+        if len(self.text_columns) == 1 and pair is not None:
+            raise UsageError("the run was trained on single texts: leave --text-pair out")
+
+    def predict(self, request: Request, say: Callable[[str], None]) -> Summary | None:
+        """Do what is asked, or the rest of it; None where it is done already. `say` gets lines for the user."""
+        output = request.output
+        saved = _claim(output, request.resume, request.overwrite)
+        if saved is None and request.resume and output is not None and output.exists():
+            shutil.rmtree(f"{output}.parts", ignore_errors=True)  # where a kill came between the end and tidying up
+            say(f"{output} is finished")
+            return None
+        answers = Answers(self.scorer.task, self.scorer.labels, top=request.top, probabilities=request.probabilities)
+        source = request.source
+        quarantine = Path(source.quarantine or f"{output or Path(source.data.replace(':', '_')).name}.bad.jsonl")
+        bad = BadRows(source.bad_rows, quarantine)
+        number, of = read_shard(request.shard)
+        data = open_input(source, self.text_columns, split=request.split, shard=(number, of), bad=bad)
+        names = answers.names(data.present)
+        say(data.columns.sentence() + _renamed(answers, names))
+        contents, about = fingerprint(data.tables)
+        identity = {"model": self.model, "input": contents, "options": self._options(request, data.columns.sentence())}
+        if saved:
+            check_identity(saved["identity"], identity)
+        added = dict(zip(names, answers.kinds.values(), strict=True))
+        schema = parquet_schema(data.tables) if output and format_of(output) == "parquet" else None
+        sink = make_sink(output, data.present, added, header=number == 1, schema=schema)
+        job = _Job(self.scorer, answers, names, sink, output, identity, saved)
+        view = View(min(about, len(data.wanted)), job.progress.read, unit="row")
+        pairs = data.columns.text_pair is not None
+        gc.freeze()  # rows make many small objects: collecting them must not walk all that torch has imported
+        try:
+            job.run(data.windows(job.progress.read), pairs, view)
+        finally:
+            gc.unfreeze()
+            view.close()
+        done = job.progress
+        return Summary(done.written, done.cut, bad.bad, done.written - job.before, time.monotonic() - job.began)
+
+    def _options(self, request: Request, columns: str) -> dict[str, Any]:
+        """All that the output's bytes depend on beside the model and the input."""
+        scorer = self.scorer
+        return {
+            "budget": str(scorer.dial), "long": scorer.long, "columns": columns, "top": request.top,
+            "probabilities": request.probabilities, "shard": request.shard, "bad_rows": request.source.bad_rows,
+            "encoding": request.source.encoding, "budgetformer": budgetformer.__version__, "torch": torch.__version__,
+        }  # fmt: skip
+
+
+class _Job:
+    """One output under way."""
+
+    def __init__(
+        self,
+        scorer: AnyScorer,
+        answers: Answers,
+        names: list[str],
+        sink: Sink,
+        output: Path | None,
+        identity: dict[str, Any],
+        saved: dict[str, Any] | None,
+    ) -> None:
+        self.scorer, self.answers, self.names, self.sink, self.identity = scorer, answers, names, sink, identity
+        self.state = None if output is None else _state_file(output)
+        self.progress = Progress(**saved["progress"]) if saved else Progress()
+        self.before, self.began = self.progress.written, time.monotonic()
+
+    def run(self, windows: Iterator[Window], pairs: bool, view: View) -> None:
+        if not self.progress.complete:
+            self.progress = replace(self.progress, position=self.sink.open(self.progress.position))
+            self._save()
+            self._stream(windows, pairs, view)
+            self.progress = replace(self.progress, complete=True)
+            self._save()
+        self.sink.finish(self.progress.position)
+        if self.state:
+            self.state.unlink(missing_ok=True)
+        self.sink.clean()
+
+    def _stream(self, windows: Iterator[Window], pairs: bool, view: View) -> None:
+        with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
+            coming = reader.submit(next, windows, None)
+            writing: Future[None] | None = None
+            while (window := coming.result()) is not None:
+                pieces = self._encode(window, pairs)  # on all cores; beside the model it would slow that more
+                coming = reader.submit(next, windows, None)
+                scores = self.scorer.run(pieces)
+                if writing:
+                    writing.result()
+                    seconds = time.monotonic() - self.began
+                    view.step(self.progress.read, {"rows/s": round((self.progress.written - self.before) / seconds)})
+                writing = writer.submit(self._commit, window, scores)
+            if writing:
+                writing.result()
+
+    def _encode(self, window: Window, pairs: bool) -> Pieces:
+        rows = window.rows
+        with _placed(rows):
+            return self.scorer.encode([e.text for e in rows], [e.text_pair or "" for e in rows] if pairs else None)
+
+    def _commit(self, window: Window, scores: Scores) -> None:
+        taken = set(self.names)
+        with _placed(window.rows):
+            rows = []
+            for number, (example, values) in enumerate(zip(window.rows, self.answers.rows(scores), strict=True)):
+                if not taken.isdisjoint(example.fields):
+                    field = min(taken & example.fields.keys())
+                    raise TextError(number, f"the field {field!r} is one that predict adds: rename it in the input")
+                rows.append({**example.fields, **dict(zip(self.names, values, strict=True))})
+            position = self.sink.write(rows)
+        done = self.progress
+        self.progress = Progress(
+            window.end, position, done.written + len(rows), done.cut + int(scores.cut.sum()), complete=False
+        )
+        self._save()
+
+    def _save(self) -> None:
+        if self.state:
+            write_json(self.state, {"identity": self.identity, "progress": asdict(self.progress)})
+
+
+@contextmanager
+def _placed(rows: list[Example]) -> Iterator[None]:
+    """Errors about rows say where in the file those are."""
+    try:
+        yield
+    except TextError as error:
+        row = rows[error.row]
+        raise DataError(f"{row.file}, line {row.line}: {error.reason}") from None
+    except DataError as error:
+        raise DataError(f"{rows[0].file}, lines {rows[0].line} to {rows[-1].line}: {error}") from None
+
+
+def _state_file(output: Path) -> Path:
+    return output.with_name(output.name + ".progress.json")
+
+
+def _claim(output: Path | None, resume: bool, overwrite: bool) -> dict[str, Any] | None:
+    """Whether the output may be written; what an unfinished run saved, if it is to go on."""
+    if output is None:
+        if resume or overwrite:
+            raise UsageError("--resume and --overwrite need an output: give one with -o")
+        return None
+    if resume and overwrite:
+        raise UsageError("--resume goes on with an output and --overwrite begins it again: give one of them")
+    format_of(output)
+    state = _state_file(output)
+    if output.is_dir():
+        raise UsageError(f"-o {output} is a directory: give a file")
+    if state.exists() and resume:
+        saved: dict[str, Any] = read_json(state, f"delete it and {output} and begin again")
+        return saved
+    if state.exists() and not overwrite:
+        raise UsageError(f"{output} is unfinished: go on with --resume, or begin again with --overwrite")
+    if output.exists() and not (resume or overwrite):
+        raise UsageError(f"{output} exists: give another -o, or replace it with --overwrite")
+    state.unlink(missing_ok=True)  # before anything that it speaks of is touched
+    return None
+
+
+def _renamed(answers: Answers, names: list[str]) -> str:
+    changed = [f"{old} as {new}" for old, new in zip(answers.kinds, names, strict=True) if old != new]
+    return f"; written beside the input's own: {', '.join(changed)}" if changed else ""
+
+
+def text_columns(record: dict[str, Any]) -> list[str]:
+    """The columns that a run was trained on, from its run.json."""
+    asked = [record["data"][name] for name in ("text", "text_pair")]
+    return record.get("text_columns") or [name for name in asked if name]
+
+
+def digest(run: Path) -> str:
+    """A digest of the files that answers come from."""
+    whole = hashlib.sha256()
+    for file in sorted([run / "config.json", run / "tokenizer.json", *run.glob("*.safetensors"), *run.glob("*.onnx")]):
+        with file.open("rb") as stream:
+            whole.update(hashlib.file_digest(stream, "sha256").digest())
+    return whole.hexdigest()

@@ -1,0 +1,1 @@
+"""A run directory: its files, its record, where it comes from."""

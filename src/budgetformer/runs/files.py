@@ -1,0 +1,100 @@
+"""Files that are whole or not there: JSON and directories written atomically, read with errors in words."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+
+from budgetformer.errors import ModelError
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON so that a reader sees the old file or the new one, never a part."""
+    with explained(path):
+        temporary = path.with_name(f".{path.name}.tmp")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump(data, file, indent=2, ensure_ascii=False)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+
+
+def read_json(path: Path, remedy: str) -> Any:
+    """Read JSON that this program wrote; a damaged or missing file is named."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist: {remedy}") from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ModelError(f"{path} cannot be read ({error}): {remedy}") from None
+
+
+@contextmanager
+def explained(path: Path) -> Iterator[None]:
+    """Turn a failed write into an error that says what to do; what was saved before stays."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        why = "the disk is full" if full else f"it cannot be written ({error})"
+        raise ModelError(f"{path}: {why}. What was saved before is intact: mend it and go on with --resume") from error
+
+
+def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
+    """Make a directory by `fill`, visible under its name only when it is complete and on disk."""
+    temporary = target.with_name(f".{target.name}.tmp")
+    with explained(target):
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        try:
+            fill(temporary)
+            for path in (*temporary.iterdir(), temporary):
+                flush(path)
+            if target.exists():  # a whole one must stand there until the new one does
+                target.rename(old := target.with_name(f".{target.name}.old.tmp"))
+                temporary.rename(target)
+                shutil.rmtree(old)
+            else:
+                temporary.rename(target)
+            flush(target.parent)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)
+            raise
+
+
+def flush(path: Path) -> None:
+    """See that a file's or directory's content is on disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Refuse to resume a run that began with something else; the first difference is named."""
+    for key, value in now.items():
+        before, what = saved.get(key), key
+        if same(before, value):
+            continue
+        if isinstance(value, dict) and isinstance(before, dict):
+            inner = next(k for k in {**value, **before} if not same(value.get(k), before.get(k)))
+            before, value, what = before.get(inner), value.get(inner), f"{key}.{inner}"
+        raise ModelError(
+            f"cannot resume: {what} was {before!r} when the run began and is {value!r} now. "
+            "Use what the run began with, or start a new run with another -o"
+        )
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two pieces of plain data are the same once written as JSON."""
+    return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)

@@ -1,0 +1,102 @@
+"""From a pretrained encoder to the two models of a run: the dense one, fine-tuned, and the budgeted one, from it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.evaluate import Floats, run_model
+from budgetformer.models import BudgetedClassifier, RetrofitConfig, base_hash, load_base, rank_heads, retrofit
+from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.training.prepare import Prepared, label_options
+from budgetformer.training.recipe import Recipe
+
+_NO_GATES = (
+    "allocator", "learn_order", "budget_low", "ramp", "target_budget", "target_weight", "cost_weight", "distill_layers",
+)  # fmt: skip
+Teacher = Floats | BudgetedClassifier | None  # logits of every training row, or the model itself for its layers
+Built = tuple[BudgetFormerForSequenceClassification, Teacher]
+
+
+def dense_recipe(recipe: Recipe) -> Recipe:
+    """The recipe of the dense model: all heads, its own number of epochs, the best of them."""
+    model = {key: value for key, value in recipe.model.items() if key not in _NO_GATES}
+    return replace(recipe, epochs=max(1, recipe.dense_epochs), keep="best", model={**model, "allocator": "all"})
+
+
+def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetedClassifier, None]:
+    """The base with a classifier for the data's labels, before fine-tuning."""
+    assert recipe.base is not None
+    options = label_options(prepared, recipe)
+    labels: dict[str, Any] = {k: options[k] for k in ("id2label", "label2id", "problem_type") if k in options}
+    if prepared.data.task == "regression":
+        labels["num_labels"] = 1
+    plain, fresh = load_base(recipe.base, offline=prepared.data.source.offline, **labels)
+    digest = base_hash(plain, fresh)
+    model = retrofit(plain, **_options(options, recipe), base_name=_name(recipe.base), base_sha256=digest,
+                     base_fresh=fresh)  # fmt: skip
+    _check(prepared, recipe, model, fresh)
+    return model, None
+
+
+def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> tuple[BudgetedClassifier, Teacher]:
+    """The dense model with gates, its heads ranked; and the dense model as a teacher.
+
+    `dense` is the directory of the fine-tuned model; None means that the base is fine-tuned already.
+    """
+    if dense is not None:
+        model = BudgetedClassifier.from_pretrained(dense)
+    else:
+        model, _ = build_dense(prepared, dense_recipe(recipe))
+        invented = [n for n in model.config.base_fresh if not n.startswith(f"{model.model.base_model_prefix}.")]
+        if invented and (recipe.model.get("allocator") != "all" or _option(recipe, "distill_weight")):
+            raise UsageError(
+                f"dense_epochs=0 is for a base that is fine-tuned already, but {recipe.base} has no {invented[0]!r} "
+                "for these labels: give dense_epochs of at least 1"
+            )
+    teacher: Teacher = None
+    if _option(recipe, "distill_layers"):
+        teacher = model
+        model.train(False)
+    elif _option(recipe, "distill_weight"):
+        with torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+            teacher = run_model(model, prepared.splits["train"]).logits
+    known = {k: getattr(model.config, k) for k in ("base_name", "base_sha256", "base_fresh")}
+    budgeted = retrofit(model.plain(), **_options(label_options(prepared, recipe), recipe), **known)
+    _check(prepared, recipe, budgeted, budgeted.config.base_fresh)
+    if budgeted.gates:
+        rank_heads(budgeted, prepared.splits["train"], ranking=recipe.ranking, seed=prepared.data.source.seed)
+    return budgeted, teacher
+
+
+def _options(labels: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
+    return {**labels, **recipe.model}
+
+
+def _option(recipe: Recipe, name: str) -> Any:
+    return recipe.model.get(name, getattr(RetrofitConfig, name))
+
+
+def _check(prepared: Prepared, recipe: Recipe, model: BudgetedClassifier, fresh: list[str]) -> None:
+    if model.config.max_position_embeddings < recipe.max_length:
+        raise UsageError(
+            f"max_length={recipe.max_length}, but the base has {model.config.max_position_embeddings} positions: lower "
+            "--max-length"
+        )
+    if len(prepared.tokenizer) > model.config.vocab_size:
+        raise ModelError(
+            f"the tokenizer has {len(prepared.tokenizer)} pieces and the base {model.config.vocab_size}: they do not "
+            "belong together; leave --tokenizer out"
+        )
+    if recipe.delta:
+        model.keep_base(fresh)
+
+
+def _name(base: str) -> str:
+    """A directory by its whole path, a hub name as it is."""
+    folder = Path(base).expanduser()
+    return str(folder.resolve()) if folder.is_dir() else base

@@ -1,0 +1,57 @@
+"""A retrofitted run behind the verbs that put runs to use."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from budgetformer.nn.allocation import Dial
+from budgetformer.serving.engine import Engine
+from budgetformer.serving.settings import Settings
+from tests.cli.test_train import command
+from tests.models.tiny import save_base
+from tests.training.toy import write_reviews
+
+
+@pytest.fixture(scope="module", params=["whole", "delta"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("retrofit")
+    base, reviews = save_base(folder / "base"), write_reviews(folder / "reviews.csv", rows=60)
+    few = ["--epochs", "1", "--max-length", "16", "--set", "dense_epochs=1"]
+    more = ["--delta"] if request.param == "delta" else []
+    assert command("train", str(reviews), "--base", str(base), "-o", str(folder / "run"), *few, *more) == 0
+    return folder / "run"
+
+
+def test_it_is_served_with_its_own_dial(run: Path) -> None:
+    engine = Engine(Settings(run, budget="mean:0.5"))
+    engine.self_test()
+    (piece,) = engine.encode([("a superb story of town", None)])
+    (half,), (all_,) = (engine.run([piece], dial) for dial in (engine.budget, Dial("full")))
+    assert half.heads < all_.heads == engine.possible
+    told = engine.explain(("a superb story of town", None), engine.budget)
+    assert sum(layer["k"] for layer in told["layers"]) == half.heads
+    assert told["flops"]["used"] < told["flops"]["dense"]
+    shown = engine.attention(("a superb story of town", None), engine.budget, 1, 2)
+    assert sum(shown["map"][0]) == pytest.approx(1, abs=0.01)
+
+
+def test_it_is_explained_in_a_file(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "heads.html"
+    assert command("explain", str(run), "--text", "a superb story", "-o", str(page)) == 0
+    assert "<html" in page.read_text(encoding="utf-8")
+
+
+def test_it_cannot_be_exported_and_says_so(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("export", str(run), "-o", str(tmp_path / "out")) == 2
+    assert "pretrained encoder" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_its_points_are_used_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command("calibrate", str(run), str(run.parent / "reviews.csv"), "--max-cost", "0.6") == 0
+    capsys.readouterr()
+    assert command("predict", str(run), "--text", "a superb story", "--budget", "max-cost-0.6", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["heads"] < 1

@@ -1,0 +1,40 @@
+"""Files of a folder on a local Ray: the same rows as without it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.test_train import command
+from tests.predict.test_predict import ROWS, read, write
+from tests.predict.toy import make_run
+
+
+def test_without_ray_the_extra_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    write(tmp_path / "a.jsonl", ROWS)
+    assert command("predict", "run", str(tmp_path), "-o", str(tmp_path / "out"), "--engine", "ray") == 5
+    assert "pip install 'budgetformer[ray]'" in capsys.readouterr().err
+
+
+def test_ray_gives_the_rows_of_the_local_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'budgetformer[ray]'")
+    run = make_run(tmp_path / "run")
+    folder, out = tmp_path / "in", tmp_path / "out"
+    folder.mkdir()
+    write(folder / "a.parquet", ROWS[:30])
+    write(folder / "b.jsonl", ROWS[30:])
+    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
+    try:
+        assert command("predict", str(run), str(folder), "-o", str(out), "--engine", "ray") == 0
+        assert "50 rows" in capsys.readouterr().err
+        assert command("predict", str(run), str(folder), "-o", str(tmp_path / "all.jsonl")) == 0
+        assert read(out / "a.parquet") + read(out / "b.jsonl") == read(tmp_path / "all.jsonl")
+        assert command("predict", str(run), str(folder), "-o", str(out), "--engine", "ray") == 2
+        assert "exists: give another -o" in capsys.readouterr().err
+    finally:
+        ray.shutdown()
