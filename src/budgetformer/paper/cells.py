@@ -10,7 +10,7 @@ from typing import Any
 from budgetformer.data import DataSource
 from budgetformer.errors import UsageError
 from budgetformer.paper.scale import DATASETS, FULL_ROWS, Scale
-from budgetformer.runs.files import read_json, same
+from budgetformer.runs.files import equal_as_json, read_json
 from budgetformer.training.recipe import PRESETS, Recipe
 
 
@@ -78,7 +78,9 @@ class Plan:
         record = read_json(file, "delete the cell's directory and run again")
         if record["status"] != "done":
             return False
-        if "recipe" in record and not same(_settings(record["recipe"]), _settings(self.recipe(cell).to_json())):
+        if "recipe" in record and not equal_as_json(
+            _settings(record["recipe"]), _settings(self.recipe(cell).to_json())
+        ):
             raise UsageError(f"{file.parent} was trained with other settings than this scale has now: give another -o")
         return True
 

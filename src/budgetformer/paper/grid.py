@@ -15,7 +15,7 @@ from pathlib import Path
 from budgetformer.errors import BudgetFormerError, UsageError
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.work import compute, make_tokenizer
-from budgetformer.runs.files import explained
+from budgetformer.runs.files import named_write_errors
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def run_grid(plan: Plan, cells: Sequence[Cell], jobs: int = 1) -> list[Failure]:
     todo = sorted((c for c in unique if not plan.done(c)), key=plan.work, reverse=True)
     if not todo:
         return []
-    with explained(plan.folder):
+    with named_write_errors(plan.folder):
         (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     with _alone(plan.folder):
         return _run(plan, unique, todo, jobs)

@@ -15,7 +15,7 @@ from budgetformer.paper.needed import LATER, NEEDED
 from budgetformer.paper.results import Result, provenance
 from budgetformer.paper.scale import DATASETS, scale_named
 from budgetformer.paper.store import Store
-from budgetformer.runs.files import explained, write_json
+from budgetformer.runs.files import named_write_errors, write_json
 
 RESULTS: dict[str, Callable[[Plan, Store], Result]] = {
     "main": tables.main,
@@ -98,7 +98,7 @@ def run(plan: Plan, experiments: Sequence[str], jobs: int = 1) -> None:
 
 def write_results(plan: Plan, store: Store, experiments: Sequence[str]) -> None:
     """Write results/ID.json of each experiment from the cells that are done, and the documents."""
-    with explained(plan.folder):
+    with named_write_errors(plan.folder):
         (plan.folder / "results").mkdir(parents=True, exist_ok=True)
     for name in experiments:
         cells = distinct([*NEEDED[name](plan), *(LATER[name](plan, store) if name in LATER else ())])

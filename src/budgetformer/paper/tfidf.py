@@ -12,7 +12,7 @@ from budgetformer.errors import MissingExtraError
 from budgetformer.evaluate import Outcome
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.work import write_outcome
-from budgetformer.runs.files import explained, write_json
+from budgetformer.runs.files import named_write_errors, write_json
 from budgetformer.runs.provenance import environment
 
 
@@ -41,7 +41,7 @@ def fit_tfidf(plan: Plan, cell: Cell) -> None:
     none = np.zeros((len(test), 0), np.float32)
     losses = -logits[np.arange(len(test)), test.labels]
     folder = plan.cell(cell)
-    with explained(folder):
+    with named_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     write_outcome(folder, test, Outcome(logits, losses, none, none.astype(np.int16), none), logits)
     write_json(folder / "probes.json", {})

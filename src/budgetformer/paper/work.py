@@ -20,7 +20,7 @@ from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.paper.cells import TFIDF, Cell, Plan
 from budgetformer.paper.probes import probe
 from budgetformer.paper.scale import scale_named
-from budgetformer.runs.files import explained, write_directory, write_json
+from budgetformer.runs.files import named_write_errors, write_directory, write_json
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.run import train
 
@@ -54,7 +54,7 @@ def write_outcome(folder: Path, test: Encoded, outcome: Outcome, soft: Any) -> N
     """What happened on each test row, as outcome.npz, whole or not at all."""
     path = folder / "outcome.npz"
     temporary = path.with_name(".outcome.npz.tmp")
-    with explained(path):
+    with named_write_errors(path):
         with temporary.open("wb") as file:
             np.savez(
                 file, logits=outcome.logits, losses=outcome.losses, budget=outcome.budget, heads=outcome.heads,
@@ -73,7 +73,7 @@ def make_tokenizer(plan: Plan, dataset: str) -> None:
     data = open_data(plan.source(dataset))
     texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
     tokenizer = train_tokenizer(texts, vocab_size=plan.scale.recipe_for(dataset, {}, None).vocab_size)
-    with explained(folder):
+    with named_write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)
 
     def fill(path: Path) -> None:

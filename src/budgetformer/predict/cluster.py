@@ -15,7 +15,7 @@ from typing import Any
 from budgetformer.errors import BudgetFormerError, DataError, MissingExtraError, ModelError, UsageError
 from budgetformer.predict.input import data_files
 from budgetformer.predict.job import Predictor, Request, Summary
-from budgetformer.runs.files import explained
+from budgetformer.runs.files import named_write_errors
 
 
 def predict_folder(
@@ -34,7 +34,7 @@ def predict_folder(
     except ImportError:
         raise MissingExtraError("ray", "ray") from None
     Predictor.from_run(run, budget=budget, long=long)  # a bad run is better refused here than by every worker
-    with explained(output):
+    with named_write_errors(output):
         output.mkdir(parents=True, exist_ok=True)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
     if not ray.is_initialized():

@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 from budgetformer.data.pieces import TextError
 from budgetformer.data.sources import FORMATS
 from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageError
-from budgetformer.runs.files import explained, flush
+from budgetformer.runs.files import flush, named_write_errors
 
 Row = dict[str, Any]
 
@@ -99,7 +99,7 @@ class _Text(Sink):
     def open(self, position: int) -> int:
         if position > (self.part.stat().st_size if self.part.exists() else 0):
             raise ModelError(f"{self.part} was cut short since it was written: begin again with --overwrite")
-        with explained(self.part):
+        with named_write_errors(self.part):
             self.file = self.part.open("r+b" if position else "wb")
             self.file.truncate(position)
             self.file.seek(position)
@@ -109,7 +109,7 @@ class _Text(Sink):
 
     def write(self, rows: Sequence[Row]) -> int:
         data = json_lines(rows) if self.format == "jsonl" else self._delimited(rows)
-        with explained(self.part):
+        with named_write_errors(self.part):
             self._append(data)
             os.fsync(self.file.fileno())
         return self.file.tell()
@@ -130,7 +130,7 @@ class _Text(Sink):
 
     def finish(self, position: int) -> None:
         self.file.close()
-        with explained(self.output):
+        with named_write_errors(self.output):
             if self.part.exists():
                 os.truncate(self.part, position)
                 self.part.replace(self.output)
@@ -174,7 +174,7 @@ class _Parquet(Sink):
 
     def open(self, position: int) -> int:
         self.position = position
-        with explained(self.parts):
+        with named_write_errors(self.parts):
             self.parts.mkdir(exist_ok=True)
             kept = {self._part(number) for number in range(position)}
             for file in set(self.parts.iterdir()) - kept:
@@ -192,7 +192,7 @@ class _Parquet(Sink):
             raise DataError(
                 f"the rows do not fit one Parquet schema ({error}): give a column one type, or write JSON lines"
             ) from None
-        with explained(self.parts):
+        with named_write_errors(self.parts):
             file = self._part(self.position)
             self.parquet.write_table(table, file)
             flush(file)
@@ -206,7 +206,7 @@ class _Parquet(Sink):
         schema = self.arrow.schema(
             sorted(fields, key=lambda field: (field.name in self.added, place.get(field.name, len(place))))
         )
-        with explained(self.output):
+        with named_write_errors(self.output):
             with self.parquet.ParquetWriter(whole, schema) as writer:
                 for number in range(position):
                     part = self.parquet.ParquetFile(self._part(number)).read()

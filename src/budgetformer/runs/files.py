@@ -18,8 +18,8 @@ from budgetformer.errors import ModelError
 
 def write_json(path: Path, data: Any) -> None:
     """Write JSON so that a reader sees the old file or the new one, never a part."""
-    with explained(path):
-        temporary = path.with_name(f".{path.name}.tmp")
+    with named_write_errors(path):
+        temporary = _temporary(path)
         with temporary.open("w", encoding="utf-8") as file:
             json.dump(data, file, indent=2, ensure_ascii=False)
             file.write("\n")
@@ -39,36 +39,59 @@ def read_json(path: Path, remedy: str) -> Any:
 
 
 @contextmanager
-def explained(path: Path) -> Iterator[None]:
+def named_write_errors(path: Path) -> Iterator[None]:
     """Turn a failed write into an error that says what to do; what was saved before stays."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         why = "the disk is full" if full else f"it cannot be written ({error})"
-        raise ModelError(f"{path}: {why}. What was saved before is intact: mend it and go on with --resume") from error
+        raise ModelError(f"{path}: {why}. What was saved before is intact: fix it and go on with --resume") from error
 
 
 def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
-    """Make a directory by `fill`, visible under its name only when it is complete and on disk."""
-    temporary = target.with_name(f".{target.name}.tmp")
-    with explained(target):
+    """Make a directory by `fill`, visible under its name only when it is complete and on disk.
+
+    What stood there before is deleted after the new one has its name; a process that ends in between leaves it under
+    another name, from which `recover_directories` puts it back.
+    """
+    temporary, old = _temporary(target), target.with_name(f".{target.name}.old.tmp")
+    with named_write_errors(target):
+        _recover(old)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
         try:
             fill(temporary)
             for path in (*temporary.iterdir(), temporary):
                 flush(path)
-            if target.exists():  # a whole one must stand there until the new one does
-                target.rename(old := target.with_name(f".{target.name}.old.tmp"))
-                temporary.rename(target)
-                shutil.rmtree(old)
-            else:
-                temporary.rename(target)
+            if target.exists():
+                target.rename(old)
+            temporary.rename(target)
             flush(target.parent)
         except BaseException:
             shutil.rmtree(temporary, ignore_errors=True)
+            _recover(old)
             raise
+        _recover(old)
+
+
+def recover_directories(folder: Path) -> None:
+    """Put back what a killed process was about to replace in `folder`, and remove what it left unfinished."""
+    for old in folder.glob(".*.old.tmp"):
+        _recover(old)
+    for path in folder.glob(".*.tmp"):
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _recover(old: Path) -> None:
+    """Give a directory that was moved aside its name back; remove it where its successor has the name."""
+    if old.exists():
+        target = old.with_name(old.name.removeprefix(".").removesuffix(".old.tmp"))
+        shutil.rmtree(old) if target.exists() else old.rename(target)
+
+
+def _temporary(path: Path) -> Path:
+    return path.with_name(f".{path.name}.tmp")
 
 
 def flush(path: Path) -> None:
@@ -84,10 +107,10 @@ def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
     """Refuse to resume a run that began with something else; the first difference is named."""
     for key, value in now.items():
         before, what = saved.get(key), key
-        if same(before, value):
+        if equal_as_json(before, value):
             continue
         if isinstance(value, dict) and isinstance(before, dict):
-            inner = next(k for k in {**value, **before} if not same(value.get(k), before.get(k)))
+            inner = next(k for k in {**value, **before} if not equal_as_json(value.get(k), before.get(k)))
             before, value, what = before.get(inner), value.get(inner), f"{key}.{inner}"
         raise ModelError(
             f"cannot resume: {what} was {before!r} when the run began and is {value!r} now. "
@@ -95,6 +118,6 @@ def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:
         )
 
 
-def same(a: Any, b: Any) -> bool:
+def equal_as_json(a: Any, b: Any) -> bool:
     """Whether two pieces of plain data are the same once written as JSON."""
     return json.dumps(a, sort_keys=True) == json.dumps(b, sort_keys=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from budgetformer.runs.files import explained
+from budgetformer.runs.files import named_write_errors
 
 
 def write_card(folder: Path, record: dict[str, Any], result: dict[str, Any]) -> Path:
     """Write README.md beside the model: what it is, how good, what it costs, how to load it."""
     path = folder / "README.md"
-    with explained(path):
+    with named_write_errors(path):
         path.write_text("\n".join(_lines(record, result)) + "\n", encoding="utf-8")
     return path
 

@@ -1,7 +1,7 @@
 """Training state on disk: safetensors and JSON only, written atomically, the newest two kept.
 
 A checkpoint is a directory `step-N` that appears whole or not at all: it is written under another name, flushed and
-then renamed. What a killed process left half-written is removed at the next start.
+then renamed. What a killed process left half-written is removed at the next start, what it was replacing put back.
 """
 
 from __future__ import annotations
@@ -68,11 +68,6 @@ class Checkpoints:
     def found(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         return sorted(p for p in self.folder.glob("step-*") if p.is_dir())
-
-    def clean(self) -> None:
-        """Remove what a killed process left half-written."""
-        for path in self.folder.glob(".*.tmp"):
-            shutil.rmtree(path, ignore_errors=True)
 
     def save(self, state: State, model: nn.Module, optimizer: torch.optim.Optimizer, extra: dict[str, Tensor]) -> None:
         """Write a checkpoint of this moment, then drop old checkpoints and old best models."""

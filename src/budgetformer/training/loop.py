@@ -29,7 +29,7 @@ from budgetformer.evaluate import Evaluation, Outcome, run_model, summarize
 from budgetformer.models import BudgetedClassifier
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.progress import View
-from budgetformer.runs.files import explained, write_directory
+from budgetformer.runs.files import named_write_errors, recover_directories, write_directory
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.checkpoint import Checkpoints, State
 from budgetformer.training.pretrained import Teacher
@@ -123,9 +123,9 @@ class Fit:
     def run(self, *, resume: bool = False) -> State:
         """Train to the end, or to an early stop; raises Interrupted after saving when a signal asks to stop."""
         if self.main:
-            with explained(self.checkpoints.folder):
+            with named_write_errors(self.checkpoints.folder):
                 self.checkpoints.folder.mkdir(parents=True, exist_ok=True)
-            self.checkpoints.clean()
+            recover_directories(self.checkpoints.folder)
         if resume:
             self._restore()
         self._cut_history()
@@ -359,14 +359,14 @@ class Fit:
     def _cut_history(self) -> None:
         """Forget lines written after the checkpoint that we go on from."""
         if self.main:
-            with explained(self.history), self.history.open("ab") as file:
+            with named_write_errors(self.history), self.history.open("ab") as file:
                 file.truncate(min(self.state.history_bytes, file.seek(0, 2)))
 
     def _write(self, record: dict[str, Any]) -> None:
         if not self.main:
             return
         line = json.dumps(record) + "\n"
-        with explained(self.history), self.history.open("ab") as file:
+        with named_write_errors(self.history), self.history.open("ab") as file:
             file.write(line.encode())
         self.state.history_bytes += len(line)
         if self.tracker:

@@ -11,7 +11,7 @@ import numpy as np
 from budgetformer.data import DataSet, DataSource, Encoded, encode, load_tokenizer, open_data, train_tokenizer
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerConfig
-from budgetformer.runs.files import explained, write_directory
+from budgetformer.runs.files import named_write_errors, write_directory
 from budgetformer.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
         tokenizer.save_pretrained(path)
 
     write_directory(staged, fill)
-    with explained(folder):
+    with named_write_errors(folder):
         for file in sorted(staged.iterdir(), key=lambda f: f.name == "tokenizer.json"):
             file.replace(folder / file.name)
         staged.rmdir()

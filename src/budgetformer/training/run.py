@@ -24,7 +24,7 @@ from budgetformer.evaluate import Evaluation, Outcome, mcnemar, right, run_model
 from budgetformer.models import BudgetedClassifier, load_model, read_base, settle_order
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
-from budgetformer.runs.files import check_identity, explained, read_json, write_directory, write_json
+from budgetformer.runs.files import check_identity, named_write_errors, read_json, write_directory, write_json
 from budgetformer.runs.provenance import environment
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.card import write_card
@@ -158,7 +158,7 @@ def _train_one(
         if begun["status"] == "done":
             say(f"{folder} is finished")
             return _outcome_again(prepared, folder) if accelerator.is_main_process and evaluate else None
-    with explained(folder):
+    with named_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
     torch.manual_seed(seed)
     model, teacher = build() if build else (BudgetFormerForSequenceClassification(make_config(prepared, recipe)), None)
@@ -212,7 +212,7 @@ def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     kept = fit.checkpoints.folder / "kept"
     write_directory(kept, fit.model.save_pretrained)
     for file in ("model.safetensors", "config.json"):  # the config last: it makes the directory a model
-        with explained(folder / file):
+        with named_write_errors(folder / file):
             (kept / file).replace(folder / file)
     shutil.rmtree(kept)
     if not (folder / "tokenizer.json").exists():  # the dense twin's directory
