@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from budgetformer.paper.render_figures import standalone
-from budgetformer.report import write_whole
 from budgetformer.report.figures import Mark, dial_curve
+from budgetformer.runs.files import write_text
 
 
 def mark(found: dict[str, Any]) -> Mark:
@@ -33,7 +33,7 @@ def main() -> None:
     learned = next((m for m in marks if m.kind == "learned"), None)
     others = [m for m in marks if m is not learned]
     dense = twin["score"] if twin else None
-    write_whole(options.output, standalone(dial_curve(others, learned, dense, "test accuracy", percent=True)))
+    write_text(options.output, standalone(dial_curve(others, learned, dense, "test accuracy", percent=True)))
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ from budgetformer.nn.ranking import make_cuts
 from budgetformer.paper.probes import rows_of, some_rows
 from budgetformer.paper.render_figures import standalone
 from budgetformer.paper.statistics import over_rows
-from budgetformer.report import write_whole
 from budgetformer.report.figures import canvas
+from budgetformer.runs.files import write_text
 from budgetformer.runs.provenance import environment
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train
@@ -226,7 +226,7 @@ def run(options: argparse.Namespace) -> None:
                     "dropout": options.dropout,
                 }
                 more = {"seconds": time.monotonic() - began, "environment": environment()}
-                write_whole(file, json.dumps({**facts, **found, **more}, indent=2) + "\n")
+                write_text(file, json.dumps({**facts, **found, **more}, indent=2) + "\n")
                 print(file, flush=True)
 
 
@@ -273,7 +273,7 @@ def clock(options: argparse.Namespace) -> None:
                     )
                     print(dataset, what, batch, tokens, {k: round(v, 2) for k, v in speedup.items()}, flush=True)
         out = {"dataset": dataset, "threads": torch.get_num_threads(), "rows": rows, "environment": environment()}
-        write_whole(results / f"time-{dataset}.json", json.dumps(out, indent=2) + "\n")
+        write_text(results / f"time-{dataset}.json", json.dumps(out, indent=2) + "\n")
 
 
 def whole(
@@ -376,7 +376,7 @@ def plot(options: argparse.Namespace) -> None:
         shown = {label: handle for pair in told for handle, label in zip(*pair, strict=True)}
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4)
     file = results / "curve.svg"
-    write_whole(file, standalone(svg[0]))
+    write_text(file, standalone(svg[0]))
     print(file)
     print("| data set | method | dial | accuracy, % | minus start, points | k/H | attention FLOPs | all FLOPs |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")

@@ -12,8 +12,8 @@ from typing import Any
 
 from budgetformer.errors import DataError
 from budgetformer.paper.render_checks import IDS, VERDICTS, check
-from budgetformer.report import write_whole
-from budgetformer.report.numbers import DASH, anything, seconds
+from budgetformer.report.numbers import DASH, format_seconds, format_value
+from budgetformer.runs.files import write_text
 
 _HERE = Path(__file__).parent
 _READING = (
@@ -81,7 +81,7 @@ def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
 
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        write_whole(folder / name, text)
+        write_text(folder / name, text)
     return [folder / name for name in files]
 
 
@@ -94,8 +94,8 @@ def _wide(svg: str) -> bool:
 def _experiment(result: Mapping[str, Any], figures: list[dict[str, Any]]) -> dict[str, Any]:
     made = result["provenance"]
     parts = [f"{made['cells']} training runs"] if "cells" in made else []
-    parts += [f"seeds {anything(made['seeds'])}"] if made.get("seeds") else []
-    parts += [seconds(made["seconds"])] if made.get("seconds") is not None else []
+    parts += [f"seeds {format_value(made['seeds'])}"] if made.get("seeds") else []
+    parts += [format_seconds(made["seconds"])] if made.get("seconds") is not None else []
     head = {key: result[key] for key in ("id", "title", "summary")}
     return {**head, "tables": [_table(t) for t in result["tables"]], "figures": figures, "made": "; ".join(parts)}
 
@@ -188,7 +188,7 @@ def _made(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 
     def every(key: str) -> str:
         values = (result["provenance"].get(key) for result in results)
-        return "; ".join(dict.fromkeys(anything(v) for v in values if v is not None)) or DASH
+        return "; ".join(dict.fromkeys(format_value(v) for v in values if v is not None)) or DASH
 
     return [
         ("Scale", "; ".join(dict.fromkeys(result["scale"] for result in results)) or DASH),

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 from typing import Any
 
 from budgetformer.errors import ModelError
+from budgetformer.runs.files import write_text
 
-__all__ = ["write_report", "write_whole"]
+__all__ = ["write_report"]
 
 
 def write_report(run: Path) -> Path:
@@ -25,7 +25,7 @@ def write_report(run: Path) -> Path:
     from budgetformer.report.page import render  # matplotlib is heavy
 
     target = run / "report.html"
-    write_whole(target, render(facts, history, evaluation, baseline_history))
+    write_text(target, render(facts, history, evaluation, baseline_history))
     return target
 
 
@@ -54,15 +54,3 @@ def _parse(text: str, where: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ModelError(f"{where} holds {type(value).__name__}, not a JSON object: restore it or train again")
     return value
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Readers see the old file or the new one, never a half."""
-    part = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        part.write_text(text, encoding="utf-8", newline="\n")
-        part.replace(file)
-    except OSError as error:
-        raise ModelError(f"{file} cannot be written ({error}): free the disk or mend the permissions") from error
-    finally:
-        part.unlink(missing_ok=True)

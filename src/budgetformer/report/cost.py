@@ -4,23 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from budgetformer.report.kit import Cell, Run, Section, Table
-from budgetformer.report.numbers import (
-    DASH,
-    METRICS,
-    anything,
-    decimal,
-    dig,
-    flat,
-    flops,
-    interval,
-    number,
-    numbers,
-    score,
-    seconds,
-    share,
-    whole,
-)
+from budgetformer.report.kit import Cell, Section, Table
+from budgetformer.report.numbers import DASH, METRIC_NAMES
+from budgetformer.report.numbers import flatten as flat
+from budgetformer.report.numbers import format_count as whole
+from budgetformer.report.numbers import format_decimal as decimal
+from budgetformer.report.numbers import format_flops as flops
+from budgetformer.report.numbers import format_interval as interval
+from budgetformer.report.numbers import format_percent as share
+from budgetformer.report.numbers import format_score as score
+from budgetformer.report.numbers import format_seconds as seconds
+from budgetformer.report.numbers import format_value as anything
+from budgetformer.report.run import Run, dig, number, numbers
 
 _CLASSES = 30  # rows of the heat map
 
@@ -48,7 +43,9 @@ def _certainty(run: Run) -> str:
         if span and metric == run.metric:
             return f"95\N{NO-BREAK SPACE}% interval {span}"
         if span:
-            return f"{METRICS[metric]} {score(dig(found, 'value'), metric)} (95\N{NO-BREAK SPACE}% interval {span})"
+            return (
+                f"{METRIC_NAMES[metric]} {score(dig(found, 'value'), metric)} (95\N{NO-BREAK SPACE}% interval {span})"
+            )
     return "no interval computed"
 
 
@@ -167,7 +164,7 @@ def provenance(run: Run) -> Section:
     facts, trained = run.facts, run.facts.get("training") or {}
     cut = {str(k): v for k, v in (facts.get("cut") or {}).items() if v}
     data = [
-        *flat(facts.get("data"), "data" if not isinstance(facts.get("data"), dict) else ""),
+        *flat(facts.get("data") or {}),
         ["columns", anything(facts.get("columns"))],
         *([f"{name} rows", whole(n)] for name, n in (facts.get("splits") or {}).items()),
         ["cut at", f"{anything(facts.get('max_length'))} tokens"],
@@ -183,9 +180,9 @@ def provenance(run: Run) -> Section:
         ["tokens per second", whole(trained.get("tokens_per_second"))],
     ]
     model = [[k, whole(v) if k == "parameters" else anything(v)] for k, v in (facts.get("model") or {}).items()]
-    recipe = [["seed", anything(facts.get("seed"))], *flat(facts.get("recipe"))]
+    recipe = [["seed", anything(facts.get("seed"))], *flat(facts.get("recipe") or {})]
     groups = [("Data", data), ("Model", model), ("Training", training), ("Recipe", recipe)]
-    groups.append(("Environment", flat(facts.get("environment"))))
+    groups.append(("Environment", flat(facts.get("environment") or {})))
     tables = [Table("ll", [], [[*row] for row in rows], name) for name, rows in groups if rows]
     version = anything(dig(facts, "environment", "commit") or facts.get("budgetformer"))
     lead = f"The same data, recipe, seed ({anything(facts.get('seed'))}) and version ({version}) make this run again."

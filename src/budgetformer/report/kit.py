@@ -1,28 +1,36 @@
-"""What a page is made of, and the run as the sections see it."""
+"""What pages are made of: sections, tables, cells, and the one way to fill a template."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from budgetformer.report.numbers import METRICS, dig, number
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A table's cell that is shaded, from 0 (not at all) to 1."""
+    """A table's cell that is more than its text: shaded from 0 to 1, or with a small line below."""
 
     text: str
-    shade: float
+    shade: float | None = None
+    below: str = ""
+
+    def __str__(self) -> str:
+        return self.text
 
 
 @dataclass(frozen=True)
 class Table:
-    """`align` has one letter a column: l for words, r for numbers, c for a heat map."""
+    """`align` has one letter per column: l for words, r for numbers, c for a heat map. table.html shows it."""
 
     align: str
-    head: list[str]
-    rows: list[list[str | Cell]]
+    head: Sequence[str]
+    rows: Sequence[Sequence[str | Cell]]
     title: str = ""
     note: str = ""
     marked: int = -1  # the row to stress
@@ -40,39 +48,19 @@ class Section:
     beside: bool = False  # a wide window shows figures and tables side by side
 
 
-@dataclass(frozen=True)
-class Run:
-    """The JSON of one run; any part of it may be missing."""
+def environment(*folders: Path, escape: Callable[[str], str] | None = None, **syntax: Any) -> Environment:
+    """Templates in `folders` and in this one; a missing name is an error. Every value passes `escape`, or HTML's."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
 
-    facts: dict[str, Any]
-    history: list[dict[str, Any]]
-    evaluation: dict[str, Any]
-    baseline_history: list[dict[str, Any]]
+    return Environment(
+        loader=FileSystemLoader([*folders, Path(__file__).parent]), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True, keep_trailing_newline=True, autoescape=escape is None, **syntax,
+        finalize=None if escape is None else lambda v: v if isinstance(v, Markup) else escape(str(v)),
+    )  # fmt: skip
 
-    @property
-    def main(self) -> dict[str, Any]:
-        """The evaluation to speak about: test, or else validation."""
-        return dig(self.evaluation, "test") or dig(self.evaluation, "validation") or {}
 
-    @property
-    def split(self) -> str:
-        return str(self.main.get("split") or "test")
-
-    @property
-    def twin(self) -> dict[str, Any]:
-        """The dense twin's evaluation on the same split."""
-        which = "test" if dig(self.evaluation, "test") else "validation"
-        return dig(self.evaluation, "baseline", which) or {}
-
-    @property
-    def metric(self) -> str:
-        return str(self.main.get("metric") or "score")
-
-    @property
-    def metric_word(self) -> str:
-        return METRICS.get(self.metric, self.metric)
-
-    def bounds(self) -> tuple[float | None, float | None]:
-        """The 95 % interval of the score, where one is known."""
-        quality = dig(self.main, "quality", self.metric)
-        return number(dig(quality, "low")), number(dig(quality, "high"))
+def escape_markdown(text: str) -> str:
+    """Plain text that GitHub shows as it is, on one line."""
+    text = re.sub(r"([\\`*\[\]~|]|(?<!\w)_|_(?!\w)|^[#+-](?=\s))", r"\\\1", " ".join(text.split()))
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")

@@ -3,86 +3,64 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 DASH = "–"
-METRICS = {"accuracy": "accuracy", "micro_f1": "micro F1", "r2": "R²", "mse": "mean squared error"}
-METRICS |= {"exact_match": "all labels right"}
-SHARES = ("accuracy", "exact_match")
-_LONG = 600  # characters of one text that are shown
+METRIC_NAMES = {"accuracy": "accuracy", "micro_f1": "micro F1", "r2": "R²", "mse": "mean squared error"}
+METRIC_NAMES |= {"exact_match": "all labels right"}
+PERCENT_METRICS = ("accuracy", "exact_match")
 
 
-def dig(tree: Any, *keys: str) -> Any:
-    """The value under nested keys, or None as soon as one is missing."""
-    for key in keys:
-        if not isinstance(tree, dict):
-            return None
-        tree = tree.get(key)
-    return tree
+def _is_known(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
 
 
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
+def format_decimal(value: float | None, digits: int = 3) -> str:
+    return f"{value:.{digits}f}" if _is_known(value) else DASH
 
 
-def numbers(values: Any) -> list[float | None]:
-    return [number(v) for v in values] if isinstance(values, list) else []
-
-
-def share(value: Any, digits: int = 1) -> str:
+def format_percent(value: float | None, digits: int = 1) -> str:
     """0.226 -> 22.6 %."""
-    v = number(value)
-    return DASH if v is None else f"{100 * v:.{digits}f}\N{NO-BREAK SPACE}%"
+    return f"{100 * value:.{digits}f}\N{NO-BREAK SPACE}%" if _is_known(value) else DASH
 
 
-def decimal(value: Any, digits: int = 3) -> str:
-    v = number(value)
-    return DASH if v is None else f"{v:.{digits}f}"
-
-
-def whole(value: Any) -> str:
+def format_count(value: float | None) -> str:
     """12345 -> 12,345."""
-    v = number(value)
-    return DASH if v is None else f"{v:,.0f}"
+    return f"{value:,.0f}" if _is_known(value) else DASH
 
 
-def flops(value: Any) -> str:
+def format_flops(value: float | None) -> str:
     """1.23e7 -> 12.3 M."""
-    v = number(value)
-    if v is None:
+    if not _is_known(value):
         return DASH
     for unit, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
-        if abs(v) >= size:
-            return f"{v / size:.3g}\N{NO-BREAK SPACE}{unit}" if v / size < 1000 else f"{v / size:.0f} {unit}"
-    return f"{v:.0f}"
+        if abs(value) >= size:
+            digits = ".3g" if value / size < 1000 else ".0f"
+            return f"{value / size:{digits}}\N{NO-BREAK SPACE}{unit}"
+    return f"{value:.0f}"
 
 
-def score(value: Any, metric: str) -> str:
+def format_score(value: float | None, metric: str) -> str:
     """A score in its metric's own unit: accuracy as a percentage, F1 and R² as decimals."""
-    return share(value) if metric in SHARES else decimal(value)
+    return format_percent(value) if metric in PERCENT_METRICS else format_decimal(value)
 
 
-def interval(low: Any, high: Any, metric: str) -> str:
+def format_interval(low: float | None, high: float | None, metric: str) -> str:
     """ "90.4 to 91.7 %", or nothing where there is none."""
-    if number(low) is None or number(high) is None:
+    if not (_is_known(low) and _is_known(high)):
         return ""
-    a, b = score(low, metric), score(high, metric)
-    return f"{a.removesuffix('%').rstrip()} to {b}"
+    return f"{format_score(low, metric).removesuffix('%').rstrip()} to {format_score(high, metric)}"
 
 
-def seconds(value: Any) -> str:
-    v = number(value)
-    if v is None:
+def format_seconds(value: float | None) -> str:
+    if not _is_known(value):
         return DASH
-    if v < 120:
-        return f"{v:.0f} s"
-    return f"{v / 60:.0f} min" if v < 7200 else f"{v / 3600:.1f} h"
+    if value < 120:
+        return f"{value:.0f} s"
+    return f"{value / 60:.0f} min" if value < 7200 else f"{value / 3600:.1f} h"
 
 
-def anything(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A JSON value in one line: lists joined, None as a dash."""
     if value is None:
         return DASH
@@ -91,17 +69,14 @@ def anything(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
     if isinstance(value, list):
-        return ", ".join(anything(v) for v in value) or "none"
+        return ", ".join(map(format_value, value)) or "none"
     return str(value)
 
 
-def clipped(text: Any) -> str:
-    words = "" if text is None else str(text)
-    return words if len(words) <= _LONG else words[:_LONG].rstrip() + " …"
-
-
-def flat(tree: Any, prefix: str = "") -> list[list[str]]:
+def flatten(tree: dict[str, Any], prefix: str = "") -> list[list[str]]:
     """A nested dict as rows of dotted name and value."""
-    if not isinstance(tree, dict):
-        return [[prefix, anything(tree)]] if prefix else []
-    return [row for key, value in tree.items() for row in flat(value, f"{prefix}.{key}".lstrip("."))]
+    rows = []
+    for key, value in tree.items():
+        name = f"{prefix}.{key}".lstrip(".")
+        rows += flatten(value, name) if isinstance(value, dict) else [[name, format_value(value)]]
+    return rows

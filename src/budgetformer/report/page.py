@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from budgetformer.report import cost as spending
 from budgetformer.report import results
-from budgetformer.report.kit import Cell, Run
-from budgetformer.report.numbers import anything, share, whole
+from budgetformer.report.kit import environment
+from budgetformer.report.numbers import format_count, format_percent, format_value
+from budgetformer.report.run import Run
 
 _TASKS = {
     "single_label_classification": "one of {n} classes for each text",
@@ -27,31 +25,26 @@ def render(
 ) -> str:
     """The whole page as HTML."""
     run = Run(facts, history, evaluation, baseline_history)
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.tests["shaded"] = lambda cell: isinstance(cell, Cell)
-    return environment.get_template("page.html").render(
-        name=str(facts.get("name") or "run"),
-        version=anything(facts.get("budgetformer")),
-        trained=_trained(facts),
-        notices=_notices(run),
-        headline=spending.headline(run),
-        verdict=spending.verdict(run),
-        sections=[
-            results.training(run),
-            results.dials(run),
-            spending.heads(run),
-            results.mistakes(run),
-            spending.cost(run),
-            results.hardest(run),
-            spending.provenance(run),
-        ],
+    return (
+        environment()
+        .get_template("page.html")
+        .render(
+            name=str(facts.get("name") or "run"),
+            version=format_value(facts.get("budgetformer")),
+            trained=_trained(facts),
+            notices=_notices(run),
+            headline=spending.headline(run),
+            verdict=spending.verdict(run),
+            sections=[
+                results.training(run),
+                results.dials(run),
+                spending.heads(run),
+                results.mistakes(run),
+                spending.cost(run),
+                results.hardest(run),
+                spending.provenance(run),
+            ],
+        )
     )
 
 
@@ -62,9 +55,9 @@ def _trained(facts: dict[str, Any]) -> str:
     rows = (facts.get("splits") or {}).get("train")
     task = _TASKS.get(str(facts.get("task")), "{n} outputs").format(n=len(facts.get("labels") or []))
     return (
-        f"A Transformer of {anything(model.get('layers'))} layers with {anything(model.get('heads'))} heads each and "
-        f"{whole(model.get('parameters'))} parameters, trained on {whole(rows)} texts from {anything(source)} "
-        f"to predict {task}."
+        f"A Transformer of {format_value(model.get('layers'))} layers with {format_value(model.get('heads'))} "
+        f"heads each and {format_count(model.get('parameters'))} parameters, trained on {format_count(rows)} texts "
+        f"from {format_value(source)} to predict {task}."
     )
 
 
@@ -72,7 +65,7 @@ def _notices(run: Run) -> list[str]:
     """What a reader must know before trusting the figures."""
     notices = []
     if run.facts.get("status") not in (None, "done"):
-        progress = share((run.facts.get("training") or {}).get("progress"), 0)
+        progress = format_percent((run.facts.get("training") or {}).get("progress"), 0)
         notices.append(f"This run is not finished ({run.facts['status']}, at {progress} of its plan).")
     if not run.main:
         notices.append("The model has not been evaluated yet.")

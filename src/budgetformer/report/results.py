@@ -5,8 +5,15 @@ from __future__ import annotations
 from typing import Any
 
 from budgetformer.report import figures as draw
-from budgetformer.report.kit import Cell, Run, Section, Table
-from budgetformer.report.numbers import SHARES, anything, clipped, decimal, dig, interval, number, score, share, whole
+from budgetformer.report.kit import Cell, Section, Table
+from budgetformer.report.numbers import PERCENT_METRICS
+from budgetformer.report.numbers import format_count as whole
+from budgetformer.report.numbers import format_decimal as decimal
+from budgetformer.report.numbers import format_interval as interval
+from budgetformer.report.numbers import format_percent as share
+from budgetformer.report.numbers import format_score as score
+from budgetformer.report.numbers import format_value as anything
+from budgetformer.report.run import Run, clipped, dig, number
 
 _LEGIBLE = 20  # classes in a confusion matrix, and pairs where there are more
 
@@ -29,7 +36,7 @@ def training(run: Run) -> Section:
             draw.Curve("learned budget", _pairs(epochs, "epoch", "validation", "score"), draw.ORANGE),
             draw.Curve("all heads", _pairs(epochs, "epoch", "validation", "score_full"), draw.BLUE, ":", "s"),
             draw.Curve("dense twin", _pairs(twin, "epoch", "validation", "score"), draw.GREY, "--"),
-        ], percent=run.metric in SHARES),
+        ], percent=run.metric in PERCENT_METRICS),
         draw.curves("budget", "Mean head budget by epoch", "epoch", "mean budget s", [
             draw.Curve("training", _pairs(epochs, "epoch", "train", "s_mean"), draw.BLUE),
             draw.Curve("validation", _pairs(epochs, "epoch", "validation", "s_mean"), draw.ORANGE),
@@ -98,7 +105,7 @@ def dials(run: Run) -> Section:
         _mark(learned),
         number(run.twin.get("score")) if same_rows else None,
         f"{run.split} {run.metric_word}",
-        percent=metric in SHARES,
+        percent=metric in PERCENT_METRICS,
     )
     ends = sorted(others, key=lambda d: number(d["k_over_h"]) or 0.0)
     lead = (

@@ -16,16 +16,20 @@ from safetensors import SafetensorError
 from budgetformer.errors import ModelError
 
 
-def write_json(path: Path, data: Any) -> None:
-    """Write JSON so that a reader sees the old file or the new one, never a part."""
+def write_text(path: Path, text: str) -> None:
+    """Write UTF-8 text so that a reader sees the old file or the new one, never a part."""
     with named_write_errors(path):
         temporary = _temporary(path)
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump(data, file, indent=2, ensure_ascii=False)
-            file.write("\n")
+        with temporary.open("w", encoding="utf-8", newline="\n") as file:
+            file.write(text)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write JSON as `write_text` writes text."""
+    write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_json(path: Path, remedy: str) -> Any:
