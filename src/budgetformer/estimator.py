@@ -18,9 +18,10 @@ from budgetformer.data import DataSource
 from budgetformer.data.examples import label_text
 from budgetformer.data.splits import text_hash
 from budgetformer.engine.scorer import Scorer
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageError
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.run import load_run
+from budgetformer.runs.run import Run
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train
 
@@ -107,7 +108,7 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """The probability of every class (in the order of `classes_`) for each text, at the dial `budget`."""
         check_is_fitted(self)
         cells = self._cells(X, reset=False)
-        self._scorer.dial = Dial.parse(self.budget)
+        self._scorer.budget = Dial.parse(self.budget)
         scores = self._scorer.score(*(column.tolist() for column in cells.T))
         place = {label: column for column, label in enumerate(self._scorer.labels)}
         columns = [place[name] for name in _names(self.classes_)]
@@ -126,7 +127,7 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if hasattr(self, "feature_names_in_"):
             about["columns"] = self.feature_names_in_.tolist()
         with _apart():
-            self._scorer.model.save_pretrained(folder)
+            self._model.save_pretrained(folder)
             self._scorer.tokenizer.save_pretrained(folder)
         for name, text in (
             ("history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in self.history_)),
@@ -194,8 +195,10 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def _take(self, run: Path) -> None:
         """Hold in memory what prediction and `save` need of a run."""
-        model, tokenizer, self._record = load_run(run)
-        self._scorer = Scorer(model, tokenizer, self._record["max_length"])
+        opened = Run.open(run)
+        self._record = opened.record
+        self._model = opened.model
+        self._scorer = Scorer(TorchEngine(opened.model), opened.tokenizer, opened.max_length)
         self.n_features_in_ = 2 if self._record.get("pairs") else 1
         lines = Path(run, "history.jsonl").read_text(encoding="utf-8").splitlines()
         self.history_ = [line for line in map(json.loads, lines) if line["kind"] == "epoch"]

@@ -1,40 +1,28 @@
-"""A model on a split -> one Evaluation: how right it was, which heads it used, what that cost.
+"""Scores of a labelled table -> one Evaluation: how right the model was, which heads it used, what that cost.
 
-The JSON keys are documented in docs/json.md and stable.
+The JSON keys are documented in docs/json.md and stable. Shapes: R rows, C outputs, L layers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch.nn import functional as F
 
 from budgetformer.cost.flops import ModelShape, count
 from budgetformer.cost.paper import Shape, attention_flops
-from budgetformer.data import Encoded, collate, eval_plan
-from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.data.examples import Example
+from budgetformer.data.tokens import TokenTable
+from budgetformer.engine.answers import named, predicted
+from budgetformer.engine.scores import Engine, Floats, Scores, score
+from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
-from budgetformer.nn.objective import relevance_entropy
 
-Floats = NDArray[np.float32]
-_Z95 = 1.959963984540054
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What the model did, row by row in the split's order. R rows, C outputs, L layers."""
-
-    logits: Floats  # (R, C)
-    losses: Floats  # (R,) the task's loss
-    budget: Floats  # (R, L) predicted s
-    heads: NDArray[np.int16]  # (R, L) executed k
-    entropy: Floats  # (R, L) of p, in nats
+Z95 = 1.959963984540054  # standard deviations to either side that hold 95 % of a normal distribution
 
 
 @dataclass(frozen=True)
@@ -52,138 +40,114 @@ class Evaluation:
     cost: dict[str, Any]
     hardest: list[dict[str, Any]] = field(default_factory=list)
 
-
-def eval_tokens(device: torch.device) -> int:
-    """Padded tokens of one batch: about what a CPU's caches hold, many more for a GPU."""
-    return 4096 if device.type == "cpu" else 65536
-
-
-def run_model(
-    model: BudgetFormerForSequenceClassification,
-    encoded: Encoded,
-    dial: Dial | str | None = None,
-    *,
-    progress: float | None = None,
-    token_budget: int | None = None,
-    share: tuple[int, int] = (0, 1),
-) -> Outcome:
-    """Run the model over a split, shortest rows first, and put the results back in order.
-
-    `share` (i, n) runs every n-th batch from the i-th on; the other rows stay zero.
-    """
-    was_training = model.training
-    model.train(False)
-    rows, layers = len(encoded), model.config.num_hidden_layers
-    logits = np.zeros((rows, model.config.labels), np.float32)
-    losses = np.zeros(rows, np.float32)
-    budget, entropy = np.zeros((rows, layers), np.float32), np.zeros((rows, layers), np.float32)
-    heads = np.zeros((rows, layers), np.int16)
-    token_budget = max(token_budget or eval_tokens(model.device), int(encoded.lengths.max(initial=1)))
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.inference_mode():
-        torch.manual_seed(0)  # random heads are the same at every evaluation, and training's numbers are left alone
-        for chosen in eval_plan(encoded.lengths, token_budget=token_budget)[share[0] :: share[1]]:
-            batch = collate(encoded, chosen, model.config.pad_token_id or 0).to(model.device)
-            types = batch.token_type_ids
-            out = model(batch.input_ids, batch.attention_mask, token_type_ids=types, progress=progress, budget=dial)
-            logits[chosen] = out.logits.float().cpu().numpy()
-            losses[chosen] = _row_losses(out.logits.float(), batch.labels, model.config).cpu().numpy()
-            layered = out.allocations
-            budget[chosen] = torch.stack([a.budget for a in layered], 1).cpu().numpy()
-            entropy[chosen] = torch.stack([relevance_entropy(a.relevance) for a in layered], 1).cpu().numpy()
-            heads[chosen] = torch.stack([a.active.sum(-1) for a in layered], 1).cpu().numpy()
-    model.train(was_training)
-    return Outcome(logits, losses, budget, heads, entropy)
+    @property
+    def interval(self) -> tuple[float | None, float | None]:
+        """The 95 % interval of the score, where its metric has one."""
+        bounds = self.quality.get(self.metric)
+        return (bounds["low"], bounds["high"]) if isinstance(bounds, dict) else (None, None)
 
 
-def _row_losses(logits: torch.Tensor, labels: torch.Tensor, config: BudgetFormerConfig) -> torch.Tensor:
-    if config.task == "regression":
-        return (logits.reshape(labels.shape) - labels).square()
-    if config.task == "multi_label_classification":
-        return F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(-1)
-    return F.cross_entropy(logits, labels, reduction="none")
+def row_losses(scores: Scores) -> Floats:
+    """The task's loss of each row. (R,)."""
+    import torch
+    from torch.nn import functional as F
+
+    logits, labels = torch.from_numpy(scores.logits), torch.from_numpy(np.array(_labels(scores.table)))
+    if scores.task == "regression":
+        losses = (logits.reshape(labels.shape) - labels).square()
+    elif scores.task == "multi_label_classification":
+        losses = F.binary_cross_entropy_with_logits(logits, labels.float(), reduction="none").mean(-1)
+    else:
+        losses = F.cross_entropy(logits, labels.long(), reduction="none")
+    out: Floats = losses.numpy()
+    return out
 
 
-def summarize(
-    outcome: Outcome, encoded: Encoded, config: BudgetFormerConfig, *, split: str, dial: str, hardest: int = 0
-) -> Evaluation:
+def _labels(table: TokenTable) -> NDArray[Any]:
+    assert table.labels is not None, "an evaluation needs labels"
+    return table.labels
+
+
+def summarize(scores: Scores, config: BudgetFormerConfig, *, split: str, dial: str, hardest: int = 0) -> Evaluation:
     """Turn what happened row by row into figures."""
-    names = config.label_names
-    metric, score, quality = _quality(outcome, encoded.labels, config.task, names)
-    quality["loss"] = float(outcome.losses.mean())
-    worst = np.argsort(-outcome.losses, kind="stable")[:hardest]
+    table, names, losses = scores.table, config.label_names, row_losses(scores)
+    metric, value, quality = _quality(scores, names)
+    quality["loss"] = float(losses.mean())
     return Evaluation(
         split=split,
-        rows=len(encoded),
+        rows=len(table),
         dial=dial,
         task=config.task,
         metric=metric,
-        score=score,
+        score=value,
         quality=quality,
-        budget=_budget(outcome, encoded, config, names),
-        cost=cost_of(outcome.heads, outcome.budget, encoded.lengths, config),
-        hardest=[
-            {
-                "row": int(r),
-                "line": int(encoded.lines[r]),
-                "loss": float(outcome.losses[r]),
-                **_answer(outcome.logits[r], encoded.labels[r], config.task, names),
-            }
-            for r in worst
-        ],
+        budget=_budget(scores, names),
+        cost=cost_of(scores, config),
+        hardest=_hardest(scores, losses, names, hardest),
     )
 
 
+def _hardest(scores: Scores, losses: Floats, names: list[str], rows: int) -> list[dict[str, Any]]:
+    """The rows with the highest loss, worst first."""
+    worst = np.argsort(-losses, kind="stable")[:rows]
+    labels = _labels(scores.table)[worst]
+    if scores.task == "regression":
+        actual: list[Any] = labels.tolist()
+        answers: list[Any] = scores.logits[worst, 0].tolist()
+    else:
+        chosen = labels.astype(bool) if scores.task == "multi_label_classification" else labels
+        actual = [[names[i] for i in np.flatnonzero(row)] if np.ndim(row) else names[row] for row in chosen]
+        answers = named(scores.probabilities[worst], scores.task, names)
+    lines, lost = scores.table.lines[worst], losses[worst]
+    return [
+        {"row": int(row), "line": int(line), "loss": float(loss), "label": label, "predicted": answer}
+        for row, line, loss, label, answer in zip(worst, lines, lost, actual, answers, strict=True)
+    ]
+
+
 def evaluate(
-    model: BudgetFormerForSequenceClassification,
-    encoded: Encoded,
-    *,
-    split: str,
-    dial: Dial | str | None = None,
-    progress: float | None = None,
-    hardest: int = 0,
+    engine: Engine, table: TokenTable, *, split: str, dial: Dial | str | None = None, hardest: int = 0
 ) -> Evaluation:
-    """Run and summarise in one call."""
-    outcome = run_model(model, encoded, dial, progress=progress)
-    return summarize(outcome, encoded, model.config, split=split, dial=str(Dial.parse(dial)), hardest=hardest)
+    """Score and summarise in one call."""
+    dial = Dial.parse(dial)
+    return summarize(score(engine, table, dial), engine.config, split=split, dial=str(dial), hardest=hardest)
 
 
-def _answer(logits: Floats, label: Any, task: str, names: list[str]) -> dict[str, Any]:
-    if task == "regression":
-        return {"label": float(label), "predicted": float(logits[0])}
-    if task == "multi_label_classification":
-        return {
-            "label": [names[i] for i in np.flatnonzero(label)],
-            "predicted": [names[i] for i in np.flatnonzero(logits > 0)],
-        }
-    return {"label": names[int(label)], "predicted": names[int(logits.argmax())]}
+def with_texts(evaluation: Evaluation, examples: Iterable[Example]) -> Evaluation:
+    """The hardest rows with their texts, found among the split's examples."""
+    if not evaluation.hardest:
+        return evaluation
+    lines = {row["line"] for row in evaluation.hardest}
+    texts = {
+        example.line: {"file": example.file, "text": example.text, "text_pair": example.text_pair}
+        for example in examples
+        if example.line in lines
+    }
+    return replace(evaluation, hardest=[{**row, **texts[row["line"]]} for row in evaluation.hardest])
 
 
-def wilson(successes: int, trials: int, z: float = _Z95) -> tuple[float, float]:
-    """Wilson's 95 % interval of a proportion."""
-    if trials == 0:
-        return 0.0, 1.0
-    p, denominator = successes / trials, 1 + z * z / trials
-    centre = (p + z * z / (2 * trials)) / denominator
-    half = z * math.sqrt(p * (1 - p) / trials + z * z / (4 * trials * trials)) / denominator
-    return max(0.0, centre - half), min(1.0, centre + half)
+def proportion(successes: int, trials: int) -> dict[str, float]:
+    """A proportion with Wilson's 95 % interval."""
+    from scipy.stats import binomtest
+
+    if not trials:
+        return {"value": 0.0, "low": 0.0, "high": 1.0}
+    bounds = binomtest(successes, trials).proportion_ci(method="wilson")
+    return {"value": successes / trials, "low": float(bounds.low), "high": float(bounds.high)}
 
 
-def _proportion(successes: int, trials: int) -> dict[str, float]:
-    low, high = wilson(successes, trials)
-    return {"value": successes / max(1, trials), "low": low, "high": high}
+def _quality(scores: Scores, names: list[str]) -> tuple[str, float, dict[str, Any]]:
+    labels = _labels(scores.table)
+    answers = predicted(scores.probabilities, scores.task)
+    if scores.task == "regression":
+        return _regression_quality(answers.astype(np.float64), labels.astype(np.float64))
+    if scores.task == "multi_label_classification":
+        return _multi_label_quality(answers, labels.astype(bool), names)
+    from sklearn.metrics import confusion_matrix
 
-
-def _quality(outcome: Outcome, labels: NDArray[Any], task: str, names: list[str]) -> tuple[str, float, dict[str, Any]]:
-    if task == "regression":
-        return _regression_quality(outcome.logits[:, 0], labels.astype(np.float64))
-    if task == "multi_label_classification":
-        return _multi_label_quality(outcome.logits > 0, labels.astype(bool), names)
-    predicted = outcome.logits.argmax(1)
-    C = outcome.logits.shape[1]
-    confusion = np.bincount(labels.astype(np.int64) * C + predicted, minlength=C * C).reshape(C, C)
-    accuracy = _proportion(int(np.trace(confusion)), len(labels))
-    classes = _per_class(np.diag(confusion), confusion.sum(0), confusion.sum(1), names)
+    confusion = confusion_matrix(labels, answers, labels=np.arange(len(names)))
+    accuracy = proportion(int(np.trace(confusion)), len(labels))
+    classes = _per_class(labels, answers, names)
     present = [c["f1"] for c in classes if c["rows"]]
     quality = {
         "accuracy": accuracy,
@@ -195,42 +159,35 @@ def _quality(outcome: Outcome, labels: NDArray[Any], task: str, names: list[str]
     return "accuracy", accuracy["value"], quality
 
 
-def _per_class(
-    hits: NDArray[Any], predicted: NDArray[Any], actual: NDArray[Any], names: list[str]
-) -> list[dict[str, Any]]:
-    precision, recall = hits / np.maximum(1, predicted), hits / np.maximum(1, actual)
-    f1 = 2 * hits / np.maximum(1, predicted + actual)
+def _per_class(actual: NDArray[Any], answers: NDArray[Any], names: list[str]) -> list[dict[str, Any]]:
+    from sklearn.metrics import precision_recall_fscore_support
+
+    figures = precision_recall_fscore_support(actual, answers, labels=np.arange(len(names)), zero_division=0)
     return [
-        {
-            "label": name,
-            "rows": int(actual[i]),
-            "precision": float(precision[i]),
-            "recall": float(recall[i]),
-            "f1": float(f1[i]),
-        }
-        for i, name in enumerate(names)
+        {"label": name, "rows": int(rows), "precision": float(precision), "recall": float(recall), "f1": float(f1)}
+        for name, precision, recall, f1, rows in zip(names, *figures, strict=True)
     ]
 
 
 def _multi_label_quality(
-    predicted: NDArray[np.bool_], actual: NDArray[np.bool_], names: list[str]
+    answers: NDArray[np.bool_], actual: NDArray[np.bool_], names: list[str]
 ) -> tuple[str, float, dict[str, Any]]:
-    classes = _per_class((predicted & actual).sum(0), predicted.sum(0), actual.sum(0), names)
-    micro = 2 * (predicted & actual).sum() / max(1, predicted.sum() + actual.sum())
+    classes = _per_class(actual, answers, names)
+    micro = 2 * (answers & actual).sum() / max(1, answers.sum() + actual.sum())
     quality = {
         "micro_f1": float(micro),
         "macro_f1": float(np.mean([c["f1"] for c in classes])),
-        "exact_match": _proportion(int((predicted == actual).all(1).sum()), len(actual)),
+        "exact_match": proportion(int((answers == actual).all(1).sum()), len(actual)),
         "per_class": classes,
         "labels": names,
     }
     return "micro_f1", float(micro), quality
 
 
-def _regression_quality(predicted: Floats, actual: NDArray[np.float64]) -> tuple[str, float, dict[str, Any]]:
-    errors = predicted.astype(np.float64) - actual
+def _regression_quality(answers: NDArray[np.float64], actual: NDArray[np.float64]) -> tuple[str, float, dict[str, Any]]:
+    errors = answers - actual
     squared = errors**2
-    half = _Z95 * float(squared.std(ddof=1)) / math.sqrt(len(errors)) if len(errors) > 1 else float("inf")
+    half = Z95 * float(squared.std(ddof=1)) / math.sqrt(len(errors)) if len(errors) > 1 else float("inf")
     spread = float(((actual - actual.mean()) ** 2).mean())
     mse = float(squared.mean())
     r2 = 1 - mse / spread if spread else 0.0
@@ -246,25 +203,26 @@ def _means(values: NDArray[Any]) -> list[float]:
     return [float(v) for v in values.mean(0, dtype=np.float64)]
 
 
-def _budget(outcome: Outcome, encoded: Encoded, config: BudgetFormerConfig, names: list[str]) -> dict[str, Any]:
-    H = config.num_attention_heads
-    share = outcome.heads / H
-    result: dict[str, Any] = {
-        "heads": H,
-        "s_mean": float(outcome.budget.mean(dtype=np.float64)),
-        "s_per_layer": _means(outcome.budget),
-        "s_std_per_layer": [float(v) for v in outcome.budget.std(0, dtype=np.float64)],
-        "k_over_h": float(share.mean()),
-        "k_over_h_per_layer": _means(share),
-        "entropy_per_layer": _means(outcome.entropy),
-    }
-    if config.task == "single_label_classification":
+def _budget(scores: Scores, names: list[str]) -> dict[str, Any]:
+    share = scores.heads / scores.num_heads
+    result: dict[str, Any] = {"heads": scores.num_heads}
+    budget, entropy = scores.budget, scores.entropy
+    if budget is not None:
+        result |= {
+            "s_mean": float(budget.mean(dtype=np.float64)),
+            "s_per_layer": _means(budget),
+            "s_std_per_layer": [float(v) for v in budget.std(0, dtype=np.float64)],
+        }
+    result |= {"k_over_h": float(share.mean()), "k_over_h_per_layer": _means(share)}
+    if entropy is not None:
+        result["entropy_per_layer"] = _means(entropy)
+    if scores.task == "single_label_classification":
         result["by_class"] = [
             {
                 "label": name,
-                "rows": int((mine := encoded.labels == i).sum()),
-                "s_per_layer": _means(outcome.budget[mine]) if mine.any() else [],
-                "k_over_h_per_layer": _means(share[mine]) if mine.any() else [],
+                "rows": int((members := _labels(scores.table) == i).sum()),
+                "s_per_layer": _means(budget[members]) if budget is not None and members.any() else [],
+                "k_over_h_per_layer": _means(share[members]) if members.any() else [],
             }
             for i, name in enumerate(names)
         ]
@@ -284,12 +242,12 @@ def model_shape(config: BudgetFormerConfig) -> ModelShape:
     )
 
 
-def cost_of(heads: NDArray[Any], budget: Floats, lengths: NDArray[Any], config: BudgetFormerConfig) -> dict[str, Any]:
-    """Mean FLOPs a text: whole model, executed heads, real lengths; and the paper's own count at the same lengths."""
-    shape = model_shape(config)
+def cost_of(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
+    """Mean FLOPs per text: whole model, executed heads, real lengths; and the paper's own count at the same lengths."""
+    shape, lengths = model_shape(config), scores.table.lengths
     plain = config.allocator == "all"
     totals = {"selective": 0.0, "paper_style": 0.0, "dense": 0.0, "attention": 0.0, "attention_dense": 0.0}
-    for n, rows, k in _by_length(lengths, heads):
+    for n, rows, k in _by_length(lengths, scores.heads):
         ours = count(shape, n, k, "dense" if plain else "selective")
         dense = count(shape, n, k, "dense")
         totals["selective"] += rows * ours.total
@@ -298,21 +256,23 @@ def cost_of(heads: NDArray[Any], budget: Floats, lengths: NDArray[Any], config: 
         totals["attention"] += rows * (ours.attention + ours.gates)
         totals["attention_dense"] += rows * dense.attention
     rows = max(1, len(lengths))
-    printed = Shape(shape.layers, shape.heads, shape.width, shape.inner, config.vocab_size)
-    mean_s = budget.mean(1)
-    paper = sum(
-        attention_flops(int(n), float(s), gated=not plain, shape=printed) for n, s in zip(lengths, mean_s, strict=True)
-    )
-    return {
+    result = {
         "flops_per_text": totals["selective"] / rows,
         "flops_per_text_dense": totals["dense"] / rows,
         "flops_ratio": totals["selective"] / max(1.0, totals["dense"]),
         "flops_per_text_paper_style": totals["paper_style"] / rows,
         "attention_flops_ratio": totals["attention"] / max(1.0, totals["attention_dense"]),
         "attention_share_of_dense": totals["attention_dense"] / max(1.0, totals["dense"]),
-        "papers_count_per_text": paper / rows,
         "mean_tokens": float(lengths.mean()) if len(lengths) else 0.0,
     }
+    if scores.budget is not None:
+        printed = Shape(shape.layers, shape.heads, shape.width, shape.inner, config.vocab_size)
+        counts = (
+            attention_flops(int(n), float(s), gated=not plain, shape=printed)
+            for n, s in zip(lengths, scores.budget.mean(1), strict=True)
+        )
+        result["papers_count_per_text"] = sum(counts) / rows
+    return result
 
 
 def _by_length(lengths: NDArray[Any], heads: NDArray[Any]) -> list[tuple[int, int, list[float]]]:
@@ -325,10 +285,11 @@ def _by_length(lengths: NDArray[Any], heads: NDArray[Any]) -> list[tuple[int, in
 
 def mcnemar(ours: Sequence[bool] | NDArray[Any], theirs: Sequence[bool] | NDArray[Any]) -> dict[str, Any]:
     """The exact paired test on rows that exactly one of two models gets right, with a verdict in plain words."""
+    from scipy.stats import binomtest
+
     a, b = np.asarray(ours, bool), np.asarray(theirs, bool)
     only_ours, only_theirs = int((a & ~b).sum()), int((~a & b).sum())
-    n, k = only_ours + only_theirs, min(only_ours, only_theirs)
-    p = min(1.0, 2 * _binomial_tail(k, n)) if n else 1.0
+    p = float(binomtest(only_ours, only_ours + only_theirs).pvalue) if only_ours + only_theirs else 1.0
     difference = float(a.mean() - b.mean()) if len(a) else 0.0
     points = f"{100 * abs(difference):.2f} points"
     if p >= 0.05:
@@ -344,17 +305,19 @@ def mcnemar(ours: Sequence[bool] | NDArray[Any], theirs: Sequence[bool] | NDArra
     }
 
 
-def _binomial_tail(k: int, n: int) -> float:
-    """P(X <= k) for X ~ Binomial(n, 1/2)."""
-    logs = [math.lgamma(n + 1) - math.lgamma(i + 1) - math.lgamma(n - i + 1) - n * math.log(2) for i in range(k + 1)]
-    top = max(logs)
-    return math.exp(top) * sum(math.exp(v - top) for v in logs)
+def paired_difference(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> dict[str, float]:
+    """The difference in the share of right answers on the same rows, with its normal 95 % interval."""
+    n, gain, loss = len(ours), int((ours & ~theirs).sum()), int((~ours & theirs).sum())
+    value = (gain - loss) / n
+    half = Z95 * math.sqrt(max(0.0, gain + loss - (gain - loss) ** 2 / n)) / n
+    return {"value": value, "low": value - half, "high": value + half}
 
 
-def right(outcome: Outcome, encoded: Encoded, task: str) -> NDArray[np.bool_] | None:
+def is_correct(scores: Scores) -> NDArray[np.bool_] | None:
     """Which rows were answered right; None where right and wrong is not the question (regression)."""
-    if task == "regression":
+    labels, answers = _labels(scores.table), predicted(scores.probabilities, scores.task)
+    if scores.task == "regression":
         return None
-    if task == "multi_label_classification":
-        return np.asarray(((outcome.logits > 0) == encoded.labels.astype(bool)).all(1))
-    return np.asarray(outcome.logits.argmax(1) == encoded.labels)
+    if scores.task == "multi_label_classification":
+        return np.asarray((answers == labels.astype(bool)).all(1))
+    return np.asarray(answers == labels)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from budgetformer.cost.flops import count
-from budgetformer.data.encoded import truncating
+from budgetformer.data.tokens import truncating_tokenizer
 from budgetformer.errors import UsageError
 from budgetformer.evaluate import model_shape
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification, BudgetFormerOutput
@@ -103,7 +103,7 @@ def read(
 
 @lru_cache(maxsize=4)
 def _truncating(tokenizer: Tokenizer, max_length: int, pair: bool) -> Any:
-    return truncating(tokenizer, max_length, pair=pair)
+    return truncating_tokenizer(tokenizer, max_length, pair=pair)
 
 
 def _run(

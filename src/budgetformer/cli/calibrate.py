@@ -33,20 +33,13 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Sweep RUN's dial over held-out DATA; its points are names for --budget, e.g. max-drop-0.5."""
-    from budgetformer.calibrate import calibrate as sweep
-    from budgetformer.calibrate import write_calibration
-    from budgetformer.cli.eval import held_out
     from budgetformer.cli.show import print_calibration, print_json, quiet_libraries
-    from budgetformer.data import encode
-    from budgetformer.runs.run import load_run
+    from budgetformer.runs.run import Run
 
     quiet_libraries()
-    model, tokenizer, record = load_run(run)
-    data, name = held_out(source, split, record, own="validation")
-    print(data.columns_chosen, *(f"warning: {w}" for w in data.warnings), sep="\n", file=sys.stderr)
-    encoded = encode(data.splits[name], data, tokenizer, record["max_length"])
-    result = sweep(
-        model, encoded, split=name, max_drop=max_drop or (), max_cost=max_cost or (), target_ms=target_ms or ()
+    result = Run.open(run).calibrate(
+        source, split=split, max_drop=max_drop or (), max_cost=max_cost or (), target_ms=target_ms or ()
     )
-    write_calibration(run, result)
+    columns, notes = result.pop("columns"), result.pop("notes")
+    print(columns, *(f"warning: {note}" for note in notes), sep="\n", file=sys.stderr)
     print_json(result) if as_json else print_calibration(result, run)

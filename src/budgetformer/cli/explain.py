@@ -29,22 +29,21 @@ def explain(
 ) -> None:
     """Show which heads RUN uses for a text, where they look and what they cost, as one HTML file."""
     from budgetformer import explain as page
-    from budgetformer.calibrate import read_dial
     from budgetformer.cli.show import print_json, quiet_libraries
     from budgetformer.errors import ModelError, UsageError
-    from budgetformer.runs.run import load_run
+    from budgetformer.runs.run import Run
 
     quiet_libraries()
     if compare_pair is not None and compare is None:
         raise UsageError("--compare-pair without --compare: give the other text too")
     texts = [(text, text_pair)] + ([(compare, compare_pair)] if compare is not None else [])
-    budget = str(read_dial(budget, run))
-    model, tokenizer, record = load_run(run)
+    opened = Run.open(run)
+    budget = str(opened.budget(budget))
     for _, second in texts:
-        if record.get("pairs") in (True, False) and (second is not None) != record["pairs"]:
-            need = "pairs: give the second with --text-pair (--compare-pair)" if record["pairs"] else "single texts"
+        if (second is not None) != opened.pairs:
+            need = "pairs: give the second with --text-pair (--compare-pair)" if opened.pairs else "single texts"
             raise UsageError(f"{run} reads {need}")
-    limit = record["max_length"]
+    model, tokenizer, limit = opened.model, opened.tokenizer, opened.max_length
     if as_json:
         first, *rest = (page.explain(model, tokenizer, *each, budget, limit) for each in texts)
         print_json({**first, **({"compare": rest[0]} if rest else {})})

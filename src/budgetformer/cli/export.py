@@ -30,13 +30,12 @@ def export(
     if format_ != "onnx":
         raise UsageError(f"--format {format_!r}: give onnx")
     quiet_libraries()
-    from budgetformer.calibrate import read_dial
-    from budgetformer.export.run import export_run
+    from budgetformer.runs.run import Run
 
     def say(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    result = export_run(run, output, dial=read_dial(budget, run), int8=int8, rows=rows, say=say)
+    result = Run.open(run).export(output, budget=budget, int8=int8, rows=rows, log=say)
     print_json(result) if as_json else _print(result, output)
 
 

@@ -22,12 +22,13 @@ def freeze(
     from budgetformer.models import BudgetedClassifier
     from budgetformer.models.freezing import freeze as keep
     from budgetformer.runs.files import write_directory, write_json
-    from budgetformer.runs.run import load_run
+    from budgetformer.runs.run import Run
 
     quiet_libraries()
     if output.exists():
         raise UsageError(f"{output} exists already: give another directory with -o")
-    model, tokenizer, record = load_run(run)
+    opened = Run.open(run)
+    model, tokenizer, record = opened.model, opened.tokenizer, opened.record
     frozen = keep(model, budget)
 
     def fill(folder: Path) -> None:

@@ -60,17 +60,14 @@ def predict(
     """
     from budgetformer.cli.show import quiet_libraries
     from budgetformer.predict.job import Predictor, Request
+    from budgetformer.runs.run import Run
 
     quiet_libraries()
     if engine not in ("local", "onnx", "ray"):
         raise UsageError(f"--engine {engine}: choose local, onnx or ray")
 
     def predictor() -> Predictor:
-        if engine == "onnx":
-            from budgetformer.export.scorer import onnx_predictor
-
-            return onnx_predictor(run, budget=budget, long=long)
-        return Predictor.from_run(run, budget=budget, long=long)
+        return Predictor(Run.open(run), budget=budget, long=long)
 
     if data is None:
         if text is None:
@@ -117,11 +114,11 @@ def _sentence(summary: Summary, output: Path | None) -> str:
 
 def _one(predictor: Predictor, text: str, pair: str | None, top: int, probabilities: bool, as_json: bool) -> None:
     from budgetformer.cli.show import print_json
-    from budgetformer.engine.answers import Answers
+    from budgetformer.engine.answers import Columns
 
     scorer = predictor.scorer
-    answers = Answers(scorer.task, scorer.labels, top=top, probabilities=probabilities)
-    predictor.check_text(pair)
+    answers = Columns(scorer.task, scorer.labels, top=top, probabilities=probabilities)
+    predictor.run.check_pairs(pair is not None, "--text-pair")
     scores = scorer.score([text], None if pair is None else [pair])
     answer = dict(zip(answers.kinds, next(answers.rows(scores)), strict=True))
     if as_json:

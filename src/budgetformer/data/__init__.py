@@ -12,7 +12,7 @@ _NAMES = {
     "batches": ("Batch", "collate", "eval_plan", "plan_epoch"),
     "check": ("CheckReport", "check_data"),
     "dataset": ("DataSet", "Leak", "Split", "open_data", "stream_examples"),
-    "encoded": ("Encoded", "encode"),
+    "tokens": ("TextEncoder", "TextError", "TokenTable", "encode_split"),
     "examples": ("Example",),
     "locate": ("DataSource",),
     "sources": ("BadRow", "RawRow", "read_rows"),
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from budgetformer.data.dataset import Split as Split
     from budgetformer.data.dataset import open_data as open_data
     from budgetformer.data.dataset import stream_examples as stream_examples
-    from budgetformer.data.encoded import Encoded as Encoded
-    from budgetformer.data.encoded import encode as encode
     from budgetformer.data.examples import Example as Example
     from budgetformer.data.locate import DataSource as DataSource
     from budgetformer.data.sources import BadRow as BadRow
@@ -42,6 +40,10 @@ if TYPE_CHECKING:
     from budgetformer.data.sources import read_rows as read_rows
     from budgetformer.data.tokenizer import load_tokenizer as load_tokenizer
     from budgetformer.data.tokenizer import train_tokenizer as train_tokenizer
+    from budgetformer.data.tokens import TextEncoder as TextEncoder
+    from budgetformer.data.tokens import TextError as TextError
+    from budgetformer.data.tokens import TokenTable as TokenTable
+    from budgetformer.data.tokens import encode_split as encode_split
 
 
 def __getattr__(name: str) -> Any:

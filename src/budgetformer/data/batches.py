@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.data.encoded import Encoded
+from budgetformer.data.tokens import TokenTable
 from budgetformer.errors import UsageError
 
 if TYPE_CHECKING:
@@ -24,24 +24,24 @@ _ALONE = 2048  # tokens of one length that are a batch of their own
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Padded token ids (B, N), mask (True on tokens), segment numbers if the data has pairs, and labels:
-    int64 (B,) classes, float32 (B,) numbers or float32 (B, C) of 0 and 1. `rows` are the encoded rows."""
+    """Padded token ids (B, N), mask (True on tokens), segment numbers if the data has pairs, and labels if known:
+    int64 (B,) classes, float32 (B,) numbers or float32 (B, C) of 0 and 1. `rows` are the table's pieces."""
 
-    input_ids: torch.Tensor
-    attention_mask: torch.Tensor
-    token_type_ids: torch.Tensor | None
-    labels: torch.Tensor
+    input_ids: NDArray[np.int64]
+    attention_mask: NDArray[np.bool_]
+    token_type_ids: NDArray[np.int64] | None
+    labels: NDArray[Any] | None
     rows: Rows
 
-    def to(self, device: torch.device | str) -> Batch:
-        types = self.token_type_ids
-        return Batch(
-            input_ids=self.input_ids.to(device),
-            attention_mask=self.attention_mask.to(device),
-            token_type_ids=None if types is None else types.to(device),
-            labels=self.labels.to(device),
-            rows=self.rows,
-        )
+    def tensors(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
+        """What a model takes, by name: all but `rows`, and only what is there."""
+        import torch
+
+        return {
+            name: torch.from_numpy(value).to(device)
+            for name, value in vars(self).items()
+            if value is not None and name != "rows"
+        }
 
 
 def plan_epoch(
@@ -90,23 +90,22 @@ def eval_plan(lengths: NDArray[Any], *, batch_size: int | None = None, token_bud
     return plan
 
 
-def collate(encoded: Encoded, rows: Rows, pad_id: int) -> Batch:
-    """The rows as one padded batch of tensors on the CPU."""
-    import torch
-
-    start = encoded.offsets[rows]
-    length = encoded.offsets[rows + 1] - start
+def collate(table: TokenTable, rows: Rows, pad_id: int) -> Batch:
+    """These pieces of a table as one padded batch."""
+    start = table.offsets[rows]
+    length = table.offsets[rows + 1] - start
     place = np.arange(length.max())
     mask = place < length[:, None]
     ids = np.full(mask.shape, pad_id, np.int64)
-    ids[mask] = encoded.tokens[(start[:, None] + place)[mask]]
+    ids[mask] = table.tokens[(start[:, None] + place)[mask]]
     types = None
-    if encoded.has_pairs:
-        second = encoded.pair_start[rows][:, None]
-        types = torch.from_numpy((mask & (second > 0) & (place >= second)).astype(np.int64))
-    labels = encoded.labels[rows]
-    labels = labels.astype(np.int64 if labels.dtype == np.int32 else np.float32)
-    return Batch(torch.from_numpy(ids), torch.from_numpy(mask), types, torch.from_numpy(labels), rows)
+    if table.has_pairs:
+        second = table.pair_start[rows][:, None]
+        types = (mask & (second > 0) & (place >= second)).astype(np.int64)
+    labels = None
+    if table.labels is not None and table.pieces is None:
+        labels = table.labels[rows].astype(np.int64 if table.labels.dtype == np.int32 else np.float32)
+    return Batch(ids, mask, types, labels, rows)
 
 
 def _check(lengths: NDArray[Any], batch_size: int | None, token_budget: int | None) -> None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from budgetformer.data.encoded import token_lengths
 from budgetformer.data.examples import UNLABELLED, BadRows, Example
 from budgetformer.data.locate import DataSource, locate
 from budgetformer.data.scan import Scan, choose_reading, order_labels, scan
 from budgetformer.data.sources import Table
 from budgetformer.data.splits import overlap, repeats
+from budgetformer.data.tokens import token_lengths
 from budgetformer.errors import DataError
 
 if TYPE_CHECKING:

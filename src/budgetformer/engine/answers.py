@@ -1,4 +1,7 @@
-"""Scores -> the columns that predict adds to a row."""
+"""Scores -> answers: one choice of labels, one threshold and one rounding for every verb.
+
+Shapes: T texts, C outputs.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,45 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from budgetformer.engine.scorer import Scores
+from budgetformer.engine.scores import Scores
 from budgetformer.errors import DataError, UsageError
 
 PREFIX = "predicted_"
-_DECIMALS = 6  # beyond them an answer depends on the other texts of its batch
+THRESHOLD = 0.5  # a label of several is answered where its probability is above
+DECIMALS = 6  # beyond them an answer depends on the other texts of its batch
 
 Kind = str  # of a column's values: text, texts, number, numbers or flag
 
 
-class Answers:
-    """The columns of the answer in order: their kinds by name, and their values row by row.
+def predicted(probabilities: NDArray[np.float32], task: str) -> NDArray[Any]:
+    """The answers: class numbers (T,), truth values (T, C) or numbers (T,)."""
+    if task == "regression":
+        return probabilities[:, 0]
+    return probabilities > THRESHOLD if task == "multi_label_classification" else probabilities.argmax(1)
+
+
+def rounded(values: NDArray[np.float32], task: str) -> NDArray[np.float64]:
+    """Probabilities to so many decimals, a regression's values to so many digits."""
+    exact = values.astype(np.float64)
+    if task == "regression":
+        return np.array([float(f"{value:.{DECIMALS}g}") for value in exact.flat]).reshape(exact.shape)
+    return np.round(exact, DECIMALS)
+
+
+def named(probabilities: NDArray[np.float32], task: str, labels: Sequence[str]) -> list[Any]:
+    """Each text's answer as a user reads it: a label, a list of labels or a number."""
+    chosen = predicted(probabilities, task)
+    if task == "regression":
+        return [float(value) for value in rounded(probabilities, task)[:, 0]]
+    if task == "multi_label_classification":
+        return [[labels[label] for label in np.flatnonzero(row).tolist()] for row in chosen]
+    return [labels[label] for label in chosen.tolist()]
+
+
+class Columns:
+    """The columns that predict adds: their kinds by name, and their values row by row.
 
     label and score (several of each for `top`; lists for multi-label; no label for regression), p_LABEL for each
     label if `probabilities`, heads (executed of all possible) and cut.
@@ -51,20 +81,24 @@ class Answers:
     def rows(self, scores: Scores) -> Iterator[tuple[Any, ...]]:
         """The values, row by row, in the order of the names."""
         columns: list[list[Any]] = []
-        exact = scores.probabilities.astype(np.float64)
-        values = np.round(exact, _DECIMALS)
+        values = rounded(scores.probabilities, self.task)
+        answers = named(scores.probabilities, self.task, self.labels)
         if self.task == "regression":
-            columns.append([float(f"{value:.{_DECIMALS}g}") for value in exact[:, 0]])
+            columns.append(answers)
         elif self.task == "single_label_classification":
-            best = np.argsort(-exact, axis=1, kind="stable")[:, : self.top]
-            for place in best.T:
+            for place in ranking(scores.probabilities)[:, : self.top].T:
                 columns.append([self.labels[label] for label in place])
                 columns.append(values[np.arange(len(place)), place].tolist())
         else:
-            above = [np.flatnonzero(row > 0.5) for row in exact]
-            columns.append([[self.labels[label] for label in row] for row in above])
-            columns.append([row[chosen].tolist() for row, chosen in zip(values, above, strict=True)])
+            chosen = predicted(scores.probabilities, self.task)
+            columns.append(answers)
+            columns.append([row[mask].tolist() for row, mask in zip(values, chosen, strict=True)])
         if self.probabilities:
             columns += values.T.tolist()
-        columns += [np.round(scores.share.astype(np.float64), _DECIMALS).tolist(), scores.cut.tolist()]
+        columns += [np.round(scores.head_share.astype(np.float64), DECIMALS).tolist(), scores.table.truncated.tolist()]
         return zip(*columns, strict=True)
+
+
+def ranking(probabilities: NDArray[np.float32]) -> NDArray[np.int64]:
+    """The labels of each text, likeliest first; of equals, the first label wins. (T, C)."""
+    return np.argsort(-probabilities.astype(np.float64), axis=1, kind="stable")

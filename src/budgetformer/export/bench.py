@@ -13,8 +13,8 @@ import torch
 from budgetformer.bench import Row, Size, random_heads
 from budgetformer.cost.flops import count
 from budgetformer.cost.timing import take_turns
+from budgetformer.engine.onnx import session
 from budgetformer.export.builder import BOOL, FLOAT, INT64, Graph
-from budgetformer.export.engine import session
 from budgetformer.export.network import Gates, Padding, attention, build
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import AllHeads, Dial, LearnedHeads

@@ -6,74 +6,70 @@ import hashlib
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from budgetformer.engine.onnx import OnnxEngine, OnnxModel, runtime, session
+from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluate import run_model
 from budgetformer.export.builder import OPSET
-from budgetformer.export.engine import OnnxModel, runtime, session
 from budgetformer.export.network import GATE, build, check
-from budgetformer.export.rows import Say, find_rows
-from budgetformer.export.verify import check_equal, loss_of_quality, run_graph
+from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
 from budgetformer.models import BudgetedClassifier
+from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
-from budgetformer.predict.job import text_columns
 from budgetformer.runs.files import write_directory, write_json
 from budgetformer.runs.provenance import environment
-from budgetformer.runs.run import load_run
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
+    from transformers import PreTrainedTokenizerFast
 
 
-def export_run(
-    folder: Path, target: Path, *, dial: Dial, int8: bool = False, rows: str | None = None, say: Say = lambda line: None
+def export_model(
+    model: BudgetFormerForSequenceClassification,
+    tokenizer: PreTrainedTokenizerFast,
+    record: Mapping[str, Any],
+    target: Path,
+    *,
+    dial: Dial,
+    int8: bool,
+    rows: CheckRows,
 ) -> dict[str, Any]:
-    """Write `target`, whole or not at all, once its graph agrees with the model; what export.json says."""
-    runtime()
-    _claim(target)
-    model, tokenizer, record = load_run(folder)
-    if isinstance(model, BudgetedClassifier):
-        raise UsageError(
-            f"{folder} is a pretrained encoder with head budgets, whose graph is not ours to write: run it with torch, "
-            "or export a run that was trained without --base"
-        )
-    check(model.config.allocator, dial)
-    model.float()  # type: ignore[no-untyped-call]
+    """Write `target`, whole or not at all, once its graph agrees with the model on `rows`; what export.json says.
+
+    `record` is what the run says of itself: its format, name, labels, columns and weights.
+    """
     config = model.config
-    chosen = find_rows(rows, tokenizer, record, config, say)
-    say(f"comparing with the model on {chosen.source}")
-    theirs = run_model(model, chosen.encoded, dial)
+    theirs = score(TorchEngine(model), rows.table, dial)
     result: dict[str, Any] = {}
 
-    def load(graph: bytes | Path) -> OnnxModel:
+    def scored(graph: bytes | Path) -> Scores:
         sizes = record["max_length"], config.max_position_embeddings, config.vocab_size
-        return OnnxModel(session(graph), record["labels"], config.task, *sizes, target)
+        loaded = OnnxModel(session(graph), record["labels"], config.task, *sizes, target)
+        return score(OnnxEngine(loaded, config, dial), rows.table, dial)
 
     def fill(staged: Path) -> None:
         graph = build(model, dial).SerializeToString()
-        pad_id = config.pad_token_id or 0
-        verification = check_equal(model, dial, chosen, theirs, run_graph(load(graph), chosen.encoded, theirs, pad_id))
+        verification = check_equal(model, dial, rows, theirs, scored(graph))
         file = staged / "model.onnx"
         file.write_bytes(graph)
         quantized = None
         if int8:
             quantize(build(model, dial, separate=True), file)
             probe(file)
-            ours = run_graph(load(file), chosen.encoded, theirs, pad_id)
-            quantized = {**loss_of_quality(chosen, theirs, ours, config), "bytes_full_precision": len(graph)}
+            quantized = {**loss_of_quality(rows, theirs, scored(file), config), "bytes_full_precision": len(graph)}
         tokenizer.save_pretrained(staged)
         config.save_pretrained(staged)
         result.update({
             "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": "int8" if int8 else "fp32",
-            "labels": record["labels"], "text_columns": text_columns(record),
-            "task": config.task, "max_length": record["max_length"],
+            **record, "task": config.task,
             "positions": config.max_position_embeddings, "vocabulary": config.vocab_size,
             "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
             "bytes": file.stat().st_size,
             "sha256": {path.name: _sha256(path) for path in (file, staged / "tokenizer.json")},
-            "run": {"name": record["name"], "sha256": _sha256(folder / "model.safetensors")},
             "verification": verification, "int8": quantized, "environment": _versions(),
         })  # fmt: skip
         write_json(staged / "export.json", result)
@@ -89,12 +85,19 @@ def export_run(
     return result
 
 
-def _claim(target: Path) -> None:
-    """An earlier export may be replaced, nothing else."""
+def check_target(model: BudgetFormerForSequenceClassification, target: Path, dial: Dial) -> None:
+    """Refuse what cannot be exported, and a target that is not ours: an earlier export may be replaced, no more."""
+    runtime()
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file: give a directory with -o")
     if target.is_dir() and any(target.iterdir()) and not (target / "export.json").exists():
         raise UsageError(f"{target} is not empty and holds no export: give another directory with -o")
+    if isinstance(model, BudgetedClassifier):
+        raise UsageError(
+            "this run is a pretrained encoder with head budgets, whose graph is not ours to write: run it with torch, "
+            "or export a run that was trained without --base"
+        )
+    check(model.config.allocator, dial)
 
 
 def _sha256(path: Path) -> str:
@@ -135,7 +138,7 @@ def nodes(graph: GraphProto) -> list[NodeProto]:
 _PROBE = """
 import sys, numpy
 from pathlib import Path
-from budgetformer.export.engine import session
+from budgetformer.engine.onnx import session
 graph = session(Path(sys.argv[1]))
 graph.run(None, {node.name: numpy.ones((2, 1), numpy.int64) for node in graph.get_inputs()})
 """

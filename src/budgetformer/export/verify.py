@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from budgetformer.data import Encoded, collate, eval_plan
+from budgetformer.data import TokenTable, collate
+from budgetformer.engine.answers import predicted
+from budgetformer.engine.scores import Scores
 from budgetformer.errors import ModelError
-from budgetformer.evaluate import Outcome, eval_tokens, summarize
-from budgetformer.export.engine import OnnxModel
-from budgetformer.export.rows import Rows
+from budgetformer.evaluate import summarize
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Allocation, Dial, Selection
 
@@ -22,36 +21,31 @@ _UNDECIDED = 1e-4  # a budget or relevance nearer than this to another choice ma
 _MOST_UNDECIDED = 0.01  # of all rows
 
 
-def run_graph(graph: OnnxModel, encoded: Encoded, theirs: Outcome, pad_id: int) -> Outcome:
-    """The graph on the same batches as the model; budgets and losses, which it does not give, are left as `theirs`."""
-    logits, heads = np.zeros_like(theirs.logits), np.zeros_like(theirs.heads)
-    most = max(eval_tokens(torch.device("cpu")), int(encoded.lengths.max()))
-    for chosen in eval_plan(encoded.lengths, token_budget=most):
-        batch = collate(encoded, chosen, pad_id)
-        types = None if batch.token_type_ids is None else batch.token_type_ids.numpy()
-        logits[chosen], heads[chosen] = graph.run(batch.input_ids.numpy(), batch.attention_mask.numpy(), types)
-    return replace(theirs, logits=logits, heads=heads)
+class CheckRows(NamedTuple):
+    """The rows on which a graph is compared with the model, and where they come from in words."""
+
+    table: TokenTable
+    source: str
 
 
 def check_equal(
-    model: BudgetFormerForSequenceClassification, dial: Dial, rows: Rows, theirs: Outcome, ours: Outcome
+    model: BudgetFormerForSequenceClassification, dial: Dial, rows: CheckRows, theirs: Scores, ours: Scores
 ) -> dict[str, Any]:
     """Figures for export.json; ModelError at the first row on which graph and model differ.
 
     A row is let pass whose number or choice of heads hangs on the last bits of a budget or a relevance: there the
     model itself decides one way or the other from batch to batch. Such rows must be few.
     """
-    task = model.config.task
     difference = np.abs(ours.logits - theirs.logits) / np.maximum(1, np.abs(theirs.logits))
     same_heads = (ours.heads == theirs.heads).all(1)
-    equal = (difference <= TOLERANCE).all(1) & same_heads & ~labels_changed(theirs, ours, task)
+    equal = (difference <= TOLERANCE).all(1) & same_heads & ~labels_changed(theirs, ours)
     wrong = np.flatnonzero(~equal)
-    undecided = np.array([_undecided(model, rows.encoded, int(row), dial) for row in wrong[: len(equal) // 10 + 1]])
+    undecided = np.array([_undecided(model, rows.table, int(row), dial) for row in wrong[: len(equal) // 10 + 1]])
     if not undecided.all() or len(wrong) > max(1, _MOST_UNDECIDED * len(equal)):
         row = wrong[int(undecided.argmin())]
         raise ModelError(
             f"the graph does not agree with the model on {len(wrong)} of {rows.source}, first on row {row + 1} (line "
-            f"{rows.encoded.lines[row]}): logits {_shown(ours.logits[row])} and {_shown(theirs.logits[row])}, heads by "
+            f"{rows.table.lines[row]}): logits {_shown(ours.logits[row])} and {_shown(theirs.logits[row])}, heads by "
             f"layer {ours.heads[row].tolist()} and {theirs.heads[row].tolist()}. Nothing was written; try another "
             "version of onnxruntime, and please report it"
         )
@@ -64,33 +58,31 @@ def check_equal(
     }
 
 
-def labels_changed(theirs: Outcome, ours: Outcome, task: str) -> NDArray[np.bool_]:
+def labels_changed(theirs: Scores, ours: Scores) -> NDArray[np.bool_]:
     """Which rows are answered otherwise; none where the answer is a number."""
-    if task == "regression":
+    if ours.task == "regression":
         return np.zeros(len(ours.logits), bool)
-    if task == "multi_label_classification":
-        return np.asarray(((ours.logits > 0) != (theirs.logits > 0)).any(1))
-    return np.asarray(ours.logits.argmax(1) != theirs.logits.argmax(1))
+    changed = predicted(ours.probabilities, ours.task) != predicted(theirs.probabilities, ours.task)
+    return np.asarray(changed.reshape(len(changed), -1).any(1))
 
 
-def loss_of_quality(rows: Rows, theirs: Outcome, ours: Outcome, config: BudgetFormerConfig) -> dict[str, Any]:
+def loss_of_quality(rows: CheckRows, theirs: Scores, ours: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
     """What another precision changes, with the score where labels are known."""
-    found: dict[str, Any] = {
-        "labels_changed": int(labels_changed(theirs, ours, config.task).sum()),
+    result: dict[str, Any] = {
+        "labels_changed": int(labels_changed(theirs, ours).sum()),
         "largest_difference": float(np.abs(ours.logits - theirs.logits).max()),
     }
-    if rows.labelled:
-        before, after = (
-            summarize(outcome, rows.encoded, config, split="", dial="learned") for outcome in (theirs, ours)
-        )
-        found |= {"metric": after.metric, "score": after.score, "score_full_precision": before.score}
-    return found
+    if rows.table.labels is not None:
+        before, after = (summarize(scores, config, split="", dial="learned") for scores in (theirs, ours))
+        result |= {"metric": after.metric, "score": after.score, "score_full_precision": before.score}
+    return result
 
 
-def _undecided(model: BudgetFormerForSequenceClassification, encoded: Encoded, row: int, dial: Dial) -> bool:
-    batch = collate(encoded, np.array([row]), 0)
+def _undecided(model: BudgetFormerForSequenceClassification, table: TokenTable, row: int, dial: Dial) -> bool:
+    batch = collate(table, np.array([row]), 0)
     with torch.inference_mode():
-        out = model(batch.input_ids, token_type_ids=batch.token_type_ids, budget=dial)
+        inputs = batch.tensors()
+        out = model(inputs["input_ids"], token_type_ids=inputs.get("token_type_ids"), budget=dial)
     selection = model.config.part(Selection)
     return any(_margin(allocation, selection) < _UNDECIDED for allocation in out.allocations)
 

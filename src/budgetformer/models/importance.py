@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from budgetformer.data import Batch, Encoded, collate, eval_plan
+from budgetformer.data import TokenTable, collate, eval_plan
 from budgetformer.data.splits import evenly
 from budgetformer.errors import UsageError
 from budgetformer.models.retrofit import BudgetedClassifier
@@ -23,7 +23,7 @@ _TOKENS = 4096  # padded tokens of one batch
 
 
 def rank_heads(
-    model: BudgetedClassifier, encoded: Encoded, *, rows: int = 1024, ranking: Ranking = "importance", seed: int = 0
+    model: BudgetedClassifier, encoded: TokenTable, *, rows: int = 1024, ranking: Ranking = "importance", seed: int = 0
 ) -> Tensor:
     """Set the gates' static scores, and the mean input that they depart from, by a look at some training rows.
 
@@ -44,7 +44,7 @@ def rank_heads(
     return importance
 
 
-def settle_order(model: BudgetedClassifier, encoded: Encoded, *, rows: int = 256) -> None:
+def settle_order(model: BudgetedClassifier, encoded: TokenTable, *, rows: int = 256) -> None:
     """Make mean:X execute X of all heads, as seen on some training rows.
 
     What inputs add to the scores on average goes into the static scores: no score changes, and freezing keeps the heads
@@ -75,12 +75,12 @@ def settle_order(model: BudgetedClassifier, encoded: Encoded, *, rows: int = 256
 
 @torch.no_grad()
 def _pooled(
-    model: BudgetedClassifier, gates: Sequence[RankedHeads], encoded: Encoded, rows: int, dial: str
+    model: BudgetedClassifier, gates: Sequence[RankedHeads], encoded: TokenTable, rows: int, dial: str
 ) -> list[Tensor]:
     """The pooled inputs of every gate when some rows run at a dial. -> for each (rows, D)."""
     with _inputs_of(gates) as inputs:
         for batch in _batches(model, encoded, rows):
-            model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget=dial)
+            model(**{k: v for k, v in batch.items() if k != "labels"}, budget=dial)
     return [torch.cat(found) for found in inputs]
 
 
@@ -100,18 +100,18 @@ def _inputs_of(gates: Sequence[RankedHeads]) -> Iterator[list[list[Tensor]]]:
             hook.remove()
 
 
-def _batches(model: BudgetedClassifier, encoded: Encoded, rows: int) -> Iterator[Batch]:
+def _batches(model: BudgetedClassifier, encoded: TokenTable, rows: int) -> Iterator[dict[str, Tensor]]:
     """So many rows from all over the file, for evaluation; the model's mode comes back afterwards."""
     was_training = model.training
     model.train(False)
     some = evenly(len(encoded), rows)
-    lengths = encoded.lengths_of(some)
+    lengths = encoded.lengths[some]
     for chosen in eval_plan(lengths, token_budget=max(_TOKENS, int(lengths.max(initial=1)))):
-        yield collate(encoded, some[chosen], model.config.pad_token_id or 0).to(model.device)
+        yield collate(encoded, some[chosen], model.config.pad_token_id or 0).tensors(model.device)
     model.train(was_training)
 
 
-def _look(model: BudgetedClassifier, encoded: Encoded, rows: int) -> Tensor:
+def _look(model: BudgetedClassifier, encoded: TokenTable, rows: int) -> Tensor:
     """Every head's importance; on the way, the mean and spread of each layer's pooled input."""
     config = model.config
     learns = [gate.score.requires_grad for gate in model.gates]
@@ -120,8 +120,9 @@ def _look(model: BudgetedClassifier, encoded: Encoded, rows: int) -> Tensor:
     total = torch.zeros(config.num_hidden_layers, config.num_attention_heads)
     with _inputs_of(model.gates) as inputs:
         for batch in _batches(model, encoded, rows):
-            out = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids, budget="full")
-            loss = task_loss(out.logits, batch.labels, config.task) * len(batch.labels)  # the gradient of every text's
+            labels = batch.pop("labels")
+            out = model(**batch, budget="full")
+            loss = task_loss(out.logits, labels, config.task) * len(labels)  # the gradient of every text's
             slopes = torch.autograd.grad(loss, [a.weights for a in out.allocations])
             total += torch.stack([slope.abs().sum(dim=0) for slope in slopes]).cpu()
     for gate, learnt in zip(model.gates, learns, strict=True):

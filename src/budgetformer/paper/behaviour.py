@@ -21,7 +21,7 @@ from budgetformer.paper.statistics import (
     spearman,
 )
 from budgetformer.paper.store import Done, Store
-from budgetformer.runs.run import load_run
+from budgetformer.runs.run import Run
 
 _ENDS = 0.05  # of the logged steps: what counts as the beginning and the end of training
 _SHOWN = 4  # heads a layer, as in the paper's figure
@@ -230,7 +230,8 @@ def attention_maps(plan: Plan, store: Store) -> Result:
     title = "Figure 5: attention of the most relevant heads on one SNLI pair"
     if not found:
         return Result(title)
-    model, tokenizer, _ = load_run(found[0].folder)
+    opened = Run.open(found[0].folder)
+    model, tokenizer = opened.model, opened.tokenizer
     batch = tokenizer(
         *plan.pair, return_tensors="pt", truncation=True, max_length=plan.scale.training["snli"].max_length
     )

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from budgetformer.data import Encoded, collate, eval_plan
-from budgetformer.evaluate import Outcome, eval_tokens, run_model
+from budgetformer.data import TokenTable, collate, eval_plan
+from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
 from budgetformer.paper.scale import BUDGETS
@@ -51,18 +51,7 @@ def given(model: BudgetFormerForSequenceClassification, weights: Mapping[int, Te
             model.encoder.blocks[layer].attention.allocator = allocator
 
 
-def rows_of(encoded: Encoded, rows: NDArray[np.int64]) -> Encoded:
-    """Some rows of a split, in the given order."""
-    lengths = encoded.lengths_of(rows)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    tokens = [encoded.tokens[encoded.offsets[r] : encoded.offsets[r + 1]] for r in rows]
-    return replace(
-        encoded, tokens=np.concatenate(tokens), offsets=offsets, labels=encoded.labels[rows],
-        pair_start=encoded.pair_start[rows], lines=encoded.lines[rows],
-    )  # fmt: skip
-
-
-def some_rows(encoded: Encoded, most: int | None) -> NDArray[np.int64]:
+def some_rows(encoded: TokenTable, most: int | None) -> NDArray[np.int64]:
     """At most so many rows, drawn without regard to the order of the file, always the same ones."""
     rows = np.arange(len(encoded))
     if most is None or len(rows) <= most:
@@ -70,17 +59,18 @@ def some_rows(encoded: Encoded, most: int | None) -> NDArray[np.int64]:
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
 
 
-def head_weights(model: BudgetFormerForSequenceClassification, encoded: Encoded) -> tuple[Tensor, Tensor, float]:
+def head_weights(model: BudgetFormerForSequenceClassification, encoded: TokenTable) -> tuple[Tensor, Tensor, float]:
     """Each head's total weight and its mean weight where it is used (L, H), and the mean number of heads a layer."""
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     total, uses = torch.zeros(layers, heads, dtype=torch.float64), torch.zeros(layers, heads, dtype=torch.float64)
     model.train(False)
     with torch.inference_mode():
         for chosen in eval_plan(
-            encoded.lengths, token_budget=max(eval_tokens(model.device), int(encoded.lengths.max()))
+            encoded.lengths, token_budget=max(TorchEngine(model).batch_tokens, int(encoded.lengths.max()))
         ):
-            batch = collate(encoded, chosen, model.config.pad_token_id or 0).to(model.device)
-            out = model(batch.input_ids, batch.attention_mask, token_type_ids=batch.token_type_ids)
+            inputs = collate(encoded, chosen, model.config.pad_token_id or 0).tensors(model.device)
+            inputs.pop("labels", None)
+            out = model(**inputs)
             for layer, allocation in enumerate(out.allocations):
                 assert allocation.weights is not None
                 total[layer] += allocation.weights.double().sum(0).cpu()
@@ -88,7 +78,7 @@ def head_weights(model: BudgetFormerForSequenceClassification, encoded: Encoded)
     return total, total / uses.clamp_min(1), float(uses.sum() / (layers * len(encoded)))
 
 
-def best_static(model: BudgetFormerForSequenceClassification, encoded: Encoded) -> dict[int, Tensor]:
+def best_static(model: BudgetFormerForSequenceClassification, encoded: TokenTable) -> dict[int, Tensor]:
     """For each layer the heads that carry most weight on these rows, with their mean weights, zero elsewhere.
 
     Every layer keeps the model's mean number of heads, rounded, and at least one.
@@ -105,20 +95,24 @@ def best_static(model: BudgetFormerForSequenceClassification, encoded: Encoded) 
 
 
 def probe(
-    model: BudgetFormerForSequenceClassification, test: Encoded, validation: Encoded, outcome: Outcome, most: int | None
+    model: BudgetFormerForSequenceClassification,
+    test: TokenTable,
+    validation: TokenTable,
+    outcome: Scores,
+    most: int | None,
 ) -> dict[str, Any]:
     """Accuracies of a trained model under every probe, on the same (at most `most`) test rows.
 
     `learned` is the model as it is, on those rows. Removing a layer's attention leaves its output bias.
     """
     rows = some_rows(test, most)
-    few = rows_of(test, rows)
+    few = test.select(rows)
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     nothing = torch.zeros(heads)
 
     def accuracy(dial: str | None = None, weights: Mapping[int, Tensor] | None = None) -> dict[str, float]:
         with given(model, weights or {}):
-            done = run_model(model, few, dial)
+            done = score(TorchEngine(model), few, dial)
         return {"accuracy": float((done.logits.argmax(1) == few.labels).mean()),
                 "k_over_h": float(done.heads.mean() / heads)}  # fmt: skip
 
@@ -132,7 +126,7 @@ def probe(
     }
     if model.config.allocator == "all":
         return results
-    static = best_static(model, rows_of(validation, some_rows(validation, most)))
+    static = best_static(model, validation.select(some_rows(validation, most)))
     return {
         **results,
         "override": {f"{s:g}": accuracy(f"override:{s:g}") for s in BUDGETS},

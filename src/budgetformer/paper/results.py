@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.evaluate import wilson
+from budgetformer.evaluate import proportion
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.explanations import EXPLANATIONS
 from budgetformer.paper.statistics import Estimate, over_rows, over_seeds
@@ -38,7 +38,8 @@ def measured(values: Sequence[float], published: float | str | None = None, rows
     if len(values) > 1:
         _, cell["low"], cell["high"] = over_seeds(values)
     elif len(values) == 1 and rows:
-        cell["low"], cell["high"] = wilson(round(values[0] * rows), rows)
+        bounds = proportion(round(values[0] * rows), rows)
+        cell["low"], cell["high"] = bounds["low"], bounds["high"]
     if published is not None:
         cell["published"] = published
     return cell

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from budgetformer.data import Example, encode, load_tokenizer, open_data
+from budgetformer.data import Example, encode_split, load_tokenizer, open_data
+from budgetformer.engine.scores import Scores
 from budgetformer.errors import MissingExtraError
-from budgetformer.evaluate import Outcome
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.work import write_outcome
 from budgetformer.runs.files import named_write_errors, write_json
@@ -33,7 +33,7 @@ def fit_tfidf(plan: Plan, cell: Cell) -> None:
     )
     model.fit(texts, labels)
     recipe = plan.recipe(cell)
-    test = encode(data.splits["test"], data, load_tokenizer(str(recipe.tokenizer)), recipe.max_length)
+    test = encode_split(data.splits["test"], data, load_tokenizer(str(recipe.tokenizer)), recipe.max_length)
     probabilities = np.zeros((len(test), len(data.labels)), np.float32)
     columns = [data.labels.index(name) for name in model.classes_]
     probabilities[:, columns] = model.predict_proba(_texts(data.splits["test"].examples())[0])
@@ -43,7 +43,8 @@ def fit_tfidf(plan: Plan, cell: Cell) -> None:
     folder = plan.cell(cell)
     with named_write_errors(folder):
         folder.mkdir(parents=True, exist_ok=True)
-    write_outcome(folder, test, Outcome(logits, losses, none, none.astype(np.int16), none), logits)
+    scores = Scores(test, "single_label_classification", 1, logits, none.astype(np.int16), none, none)
+    write_outcome(folder, scores, losses, logits)
     write_json(folder / "probes.json", {})
     record = {
         "status": "done", "data_fingerprint": data.fingerprint, "seed": cell.seed, "environment": environment(),

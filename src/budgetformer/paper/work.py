@@ -13,9 +13,11 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging
 
-from budgetformer.data import Encoded, open_data, train_tokenizer
+from budgetformer.data import open_data, train_tokenizer
+from budgetformer.engine.scores import Floats, Scores, score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import BudgetFormerError
-from budgetformer.evaluate import Outcome, run_model
+from budgetformer.evaluate import row_losses
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.paper.cells import TFIDF, Cell, Plan
 from budgetformer.paper.probes import probe
@@ -36,11 +38,11 @@ def compute(plan: Plan, cell: Cell) -> None:
         return
     folder = plan.cell(cell)
 
-    def look(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification, outcome: Outcome) -> None:
+    def look(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification, outcome: Scores) -> None:
         test = prepared.splits[prepared.final]
         gated = model.config.allocator != "all"
-        soft = run_model(model, test, "full").logits if gated else outcome.logits
-        write_outcome(folder, test, outcome, soft)
+        soft = score(TorchEngine(model), test, "full").logits if gated else outcome.logits
+        write_outcome(folder, outcome, row_losses(outcome), soft)
         probes: dict[str, Any] = {}
         if cell.variant in ("learned", "dense") and cell.fraction == 1:
             probes = probe(model, test, prepared.splits["validation"], outcome, plan.scale.probe_rows)
@@ -50,16 +52,19 @@ def compute(plan: Plan, cell: Cell) -> None:
     train(plan.source(cell.dataset, cell.fraction), plan.recipe(cell), folder, seed=cell.seed, resume=begun, look=look)
 
 
-def write_outcome(folder: Path, test: Encoded, outcome: Outcome, soft: Any) -> None:
+def write_outcome(folder: Path, outcome: Scores, losses: Floats, soft: Any) -> None:
     """What happened on each test row, as outcome.npz, whole or not at all."""
     path = folder / "outcome.npz"
     temporary = path.with_name(".outcome.npz.tmp")
     with named_write_errors(path):
         with temporary.open("wb") as file:
-            np.savez(
-                file, logits=outcome.logits, losses=outcome.losses, budget=outcome.budget, heads=outcome.heads,
-                entropy=outcome.entropy, soft_logits=soft, labels=test.labels, lengths=test.lengths, lines=test.lines,
-            )  # fmt: skip
+            table = outcome.table
+            arrays: dict[str, Any] = {
+                "logits": outcome.logits, "losses": losses, "budget": outcome.budget, "heads": outcome.heads,
+                "entropy": outcome.entropy, "soft_logits": soft, "labels": table.labels, "lengths": table.lengths,
+                "lines": table.lines,
+            }  # fmt: skip
+            np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)

@@ -16,6 +16,7 @@ from budgetformer.errors import BudgetFormerError, DataError, MissingExtraError,
 from budgetformer.predict.input import data_files
 from budgetformer.predict.job import Predictor, Request, Summary
 from budgetformer.runs.files import named_write_errors
+from budgetformer.runs.run import Run
 
 
 def predict_folder(
@@ -33,7 +34,7 @@ def predict_folder(
         import ray.data
     except ImportError:
         raise MissingExtraError("ray", "ray") from None
-    Predictor.from_run(run, budget=budget, long=long)  # a bad run is better refused here than by every worker
+    Predictor(Run.open(run), budget=budget, long=long)  # a bad run is better refused here than by every worker
     with named_write_errors(output):
         output.mkdir(parents=True, exist_ok=True)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -74,7 +75,7 @@ class _Worker:
     """One model; scores one file at a call, and says what went wrong instead of raising it."""
 
     def __init__(self, run: str, budget: str | None, long: str, request: Request) -> None:
-        self.predictor, self.request = Predictor.from_run(Path(run), budget=budget, long=long), request
+        self.predictor, self.request = Predictor(Run.open(run), budget=budget, long=long), request
 
     def __call__(self, task: dict[str, Any]) -> dict[str, Any]:
         source = replace(self.request.source, data=task["file"], quarantine=None)

@@ -7,7 +7,6 @@ it is on disk and OUT.progress.json says so.
 from __future__ import annotations
 
 import gc
-import hashlib
 import shutil
 import time
 from collections.abc import Callable, Iterator
@@ -22,14 +21,16 @@ import torch
 import budgetformer
 from budgetformer.data.examples import BadRows, Example
 from budgetformer.data.locate import DataSource
-from budgetformer.data.pieces import Pieces, TextError
-from budgetformer.engine.answers import Answers
-from budgetformer.engine.scorer import AnyScorer, Scorer, Scores
+from budgetformer.data.tokens import TextError, TokenTable
+from budgetformer.engine.answers import Columns
+from budgetformer.engine.scorer import Scorer
+from budgetformer.engine.scores import Scores
 from budgetformer.errors import DataError, UsageError
 from budgetformer.predict.input import Window, fingerprint, open_input, parquet_schema, read_shard
 from budgetformer.predict.sinks import Sink, format_of, make_sink
 from budgetformer.progress import View
 from budgetformer.runs.files import check_identity, read_json, write_json
+from budgetformer.runs.run import Run
 
 
 @dataclass(frozen=True)
@@ -69,23 +70,10 @@ class Summary:
 
 
 class Predictor:
-    """A scorer that is ready to score files; `text_columns` are those it was trained on, `model` a digest of it."""
+    """A run, or an export of one, that is ready to score files."""
 
-    def __init__(self, scorer: AnyScorer, text_columns: list[str], model: str) -> None:
-        self.scorer, self.text_columns, self.model = scorer, text_columns, model
-
-    @classmethod
-    def from_run(cls, run: Path, *, budget: str | None = None, long: str = "cut") -> Predictor:
-        """The predictor of a finished run."""
-        scorer = Scorer.from_run(run, budget, long)
-        return cls(scorer, text_columns(read_json(run / "run.json", "give the directory of a run")), digest(run))
-
-    def check_text(self, pair: str | None) -> None:
-        """Refuse one text where the run reads two, and two where it reads one."""
-        if len(self.text_columns) == 2 and pair is None:
-            raise UsageError("the run was trained on pairs of texts: give the second one with --text-pair")
-        if len(self.text_columns) == 1 and pair is not None:
-            raise UsageError("the run was trained on single texts: leave --text-pair out")
+    def __init__(self, run: Run, *, budget: str | None = None, long: str = "cut") -> None:
+        self.run, self.scorer = run, run.scorer(budget, long)
 
     def predict(self, request: Request, say: Callable[[str], None]) -> Summary | None:
         """Do what is asked, or the rest of it; None where it is done already. `say` gets lines for the user."""
@@ -95,16 +83,20 @@ class Predictor:
             shutil.rmtree(f"{output}.parts", ignore_errors=True)  # where a kill came between the end and tidying up
             say(f"{output} is finished")
             return None
-        answers = Answers(self.scorer.task, self.scorer.labels, top=request.top, probabilities=request.probabilities)
+        answers = Columns(self.scorer.task, self.scorer.labels, top=request.top, probabilities=request.probabilities)
         source = request.source
         quarantine = Path(source.quarantine or f"{output or Path(source.data.replace(':', '_')).name}.bad.jsonl")
         bad = BadRows(source.bad_rows, quarantine)
         number, of = read_shard(request.shard)
-        data = open_input(source, self.text_columns, split=request.split, shard=(number, of), bad=bad)
+        data = open_input(source, self.run.text_columns, split=request.split, shard=(number, of), bad=bad)
         names = answers.names(data.present)
         say(data.columns.sentence() + _renamed(answers, names))
         contents, about = fingerprint(data.tables)
-        identity = {"model": self.model, "input": contents, "options": self._options(request, data.columns.sentence())}
+        identity = {
+            "model": self.run.digest,
+            "input": contents,
+            "options": self._options(request, data.columns.sentence()),
+        }
         if saved:
             check_identity(saved["identity"], identity)
         added = dict(zip(names, answers.kinds.values(), strict=True))
@@ -126,7 +118,7 @@ class Predictor:
         """All that the output's bytes depend on beside the model and the input."""
         scorer = self.scorer
         return {
-            "budget": str(scorer.dial), "long": scorer.long, "columns": columns, "top": request.top,
+            "budget": str(scorer.budget), "long": scorer.long, "columns": columns, "top": request.top,
             "probabilities": request.probabilities, "shard": request.shard, "bad_rows": request.source.bad_rows,
             "encoding": request.source.encoding, "budgetformer": budgetformer.__version__, "torch": torch.__version__,
         }  # fmt: skip
@@ -137,8 +129,8 @@ class _Job:
 
     def __init__(
         self,
-        scorer: AnyScorer,
-        answers: Answers,
+        scorer: Scorer,
+        answers: Columns,
         names: list[str],
         sink: Sink,
         output: Path | None,
@@ -178,7 +170,7 @@ class _Job:
             if writing:
                 writing.result()
 
-    def _encode(self, window: Window, pairs: bool) -> Pieces:
+    def _encode(self, window: Window, pairs: bool) -> TokenTable:
         rows = window.rows
         with _placed(rows):
             return self.scorer.encode([e.text for e in rows], [e.text_pair or "" for e in rows] if pairs else None)
@@ -195,7 +187,7 @@ class _Job:
             position = self.sink.write(rows)
         done = self.progress
         self.progress = Progress(
-            window.end, position, done.written + len(rows), done.cut + int(scores.cut.sum()), complete=False
+            window.end, position, done.written + len(rows), done.cut + int(scores.table.truncated.sum()), complete=False
         )
         self._save()
 
@@ -243,21 +235,6 @@ def _claim(output: Path | None, resume: bool, overwrite: bool) -> dict[str, Any]
     return None
 
 
-def _renamed(answers: Answers, names: list[str]) -> str:
+def _renamed(answers: Columns, names: list[str]) -> str:
     changed = [f"{old} as {new}" for old, new in zip(answers.kinds, names, strict=True) if old != new]
     return f"; written beside the input's own: {', '.join(changed)}" if changed else ""
-
-
-def text_columns(record: dict[str, Any]) -> list[str]:
-    """The columns that a run was trained on, from its run.json."""
-    asked = [record["data"][name] for name in ("text", "text_pair")]
-    return record.get("text_columns") or [name for name in asked if name]
-
-
-def digest(run: Path) -> str:
-    """A digest of the files that answers come from."""
-    whole = hashlib.sha256()
-    for file in sorted([run / "config.json", run / "tokenizer.json", *run.glob("*.safetensors"), *run.glob("*.onnx")]):
-        with file.open("rb") as stream:
-            whole.update(hashlib.file_digest(stream, "sha256").digest())
-    return whole.hexdigest()

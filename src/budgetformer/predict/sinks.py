@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from budgetformer.data.pieces import TextError
 from budgetformer.data.sources import FORMATS
+from budgetformer.data.tokens import TextError
 from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageError
 from budgetformer.runs.files import flush, named_write_errors
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
-import accelerate
 import torch
 import transformers
 
 import budgetformer
+
+_FLAGS = ("avx", "amx", "fma", "neon", "sve")  # the instructions that decide how fast products are
 
 
 def environment() -> dict[str, str | int | None]:
@@ -22,9 +24,10 @@ def environment() -> dict[str, str | int | None]:
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "accelerate": accelerate.__version__,
+        "accelerate": metadata.version("accelerate"),
         "threads": torch.get_num_threads(),
-        "cpu": _processor(),
+        "cpu": _cpuinfo("model name") or platform.processor(),
+        "cpu_flags": " ".join(flag for flag in _cpuinfo("flags").split() if flag.startswith(_FLAGS)),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "platform": platform.platform(),
     }
@@ -40,11 +43,10 @@ def _commit() -> str | None:
     return done.stdout.strip() or None
 
 
-def _processor() -> str:
+def _cpuinfo(key: str) -> str:
+    """What Linux says of the first processor; nothing elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
-        return platform.processor()
-    return next(
-        (line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.processor()
-    )
+        return ""
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith(key)), "")

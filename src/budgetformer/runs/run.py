@@ -1,27 +1,354 @@
-"""A finished run, opened."""
+"""A run directory, opened: what was trained on what, and everything that answers with it."""
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from budgetformer.data import load_tokenizer
-from budgetformer.errors import ModelError
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetformer.calibrate import calibrate, named_dial, operating_points, write_calibration
+from budgetformer.data import (
+    DataSet,
+    DataSource,
+    TextEncoder,
+    TokenTable,
+    encode_split,
+    load_tokenizer,
+    open_data,
+    stream_examples,
+)
+from budgetformer.data.held_out import open_held_out
+from budgetformer.data.splits import evenly, overlap, text_hash
+from budgetformer.engine.answers import named, rounded
+from budgetformer.engine.onnx import OnnxEngine, read_record
+from budgetformer.engine.scorer import Scorer
+from budgetformer.engine.scores import Engine, Scores, score
+from budgetformer.errors import DataError, ModelError, UsageError
+from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
+from budgetformer.export.verify import CheckRows
 from budgetformer.models import load_model
 from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+FORMAT_VERSION = 1
+TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
+TRAINING_ROWS = "training_rows.safetensors"
+_TRAINED_ON = 0.5  # of a run's training rows: a file that holds so many of them is its training file, changed
+_HARDEST = 12
+_CHECK_ROWS, _MADE_UP_ROWS = 512, 256  # that an export is compared on
 
-def load_run(folder: Path) -> tuple[BudgetFormerForSequenceClassification, PreTrainedTokenizerFast, dict[str, Any]]:
-    """The model, tokenizer and record of a finished run."""
-    if not folder.is_dir():
-        raise ModelError(f"{folder} does not exist: give the directory of a run")
-    record = read_json(folder / "run.json", "give the directory of a run")
-    if not (folder / "config.json").exists():
-        raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
-    model = load_model(folder)
-    model.train(False)
-    return model, load_tokenizer(folder, offline=True), record
+
+class HeldOut(NamedTuple):
+    """Labelled rows for a run: one split of `data`. `notes` say what was left out, or should have been."""
+
+    data: DataSet
+    split: str
+    notes: list[str]
+
+
+@dataclass(frozen=True, eq=False)
+class Predictions:
+    """Answers for texts, in their order."""
+
+    labels: list[Any]  # a label each; for multi-label a list of labels each, for regression a number
+    probabilities: NDArray[np.float64] | None  # (T, C), in the order of the run's labels; None for regression
+    heads: NDArray[np.float32]  # (T,) executed attention heads, as a share of all
+    truncated: NDArray[np.bool_]  # (T,) whether the text was longer than the model reads
+
+
+class Run:
+    """A finished run of `budgetformer train`, or what `budgetformer export` made of one."""
+
+    def __init__(self, folder: Path, record: dict[str, Any], *, exported: bool = False) -> None:
+        self.folder, self.record, self.exported = folder, record, exported
+        self.task: str = record["task"]
+        self.labels: list[str] = record["labels"]
+        self.max_length: int = record["max_length"]
+        self.text_columns: list[str] = record.get("text_columns") or []
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Run:
+        """The run in a directory; a missing, unfinished or foreign one is refused with the remedy."""
+        folder = Path(folder)
+        if not folder.is_dir():
+            raise ModelError(f"{folder} does not exist: give the directory of a run")
+        exported = (folder / "export.json").exists()
+        record = read_record(folder) if exported else read_json(folder / "run.json", "give the directory of a run")
+        check_format(folder, record)
+        if not (folder / "config.json").exists():
+            raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
+        return cls(folder, record, exported=exported)
+
+    @property
+    def pairs(self) -> bool:
+        """Whether it reads pairs of texts."""
+        return bool(self.record["pairs"])
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerFast:
+        return load_tokenizer(self.folder, offline=True)
+
+    @cached_property
+    def model(self) -> BudgetFormerForSequenceClassification:
+        """The torch model, for evaluation, on the CPU."""
+        model = load_model(self.folder)
+        model.train(False)
+        return model
+
+    @cached_property
+    def points(self) -> dict[str, str]:
+        """The operating points that `calibrate` named, as budgets."""
+        return operating_points(self.folder)
+
+    @cached_property
+    def digest(self) -> str:
+        """A SHA-256 of the files that answers come from."""
+        files = [self.folder / name for name in ("config.json", "tokenizer.json")]
+        digest = hashlib.sha256()
+        for file in sorted([*files, *self.folder.glob("model*.safetensors"), *self.folder.glob("*.onnx")]):
+            with file.open("rb") as stream:
+                digest.update(hashlib.file_digest(stream, "sha256").digest())
+        return digest.hexdigest()
+
+    @cached_property
+    def baseline(self) -> Run | None:
+        """The dense twin, where it was trained."""
+        folder = self.folder / "baseline"
+        return Run.open(folder) if (folder / "config.json").exists() else None
+
+    def budget(self, text: str | Dial | None) -> Dial:
+        """A budget as it is written, or the name of an operating point; None: as learned, or as exported."""
+        if text is None and self.exported:
+            return Dial.parse(self.record["dial"])
+        return text if isinstance(text, Dial) else named_dial(text, self.points)
+
+    def engine(self, device: str | None = None) -> Engine:
+        """What runs the model: ONNX Runtime for an export, else torch (default: on a GPU if there is one)."""
+        import torch
+
+        if self.exported:
+            return OnnxEngine.load(self.folder, torch.get_num_threads())
+        from budgetformer.engine.torch import TorchEngine
+
+        place: Any = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        return TorchEngine(self.model.to(place))
+
+    def scorer(self, budget: str | Dial | None = None, long: str = "cut", device: str | None = None) -> Scorer:
+        """Texts -> scores at a budget."""
+        dial, engine = self.budget(budget), self.engine(device)
+        if isinstance(engine, OnnxEngine):
+            engine.check(dial)
+        return Scorer(engine, self.tokenizer, self.max_length, budget=dial, long=long)
+
+    @cached_property
+    def _scorer(self) -> Scorer:
+        return self.scorer()
+
+    def predict(
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, budget: str | Dial | None = None
+    ) -> Predictions:
+        """Classify texts, each with its second text in `pairs` where the model reads pairs."""
+        if isinstance(texts, str):
+            raise UsageError("texts is one string: give a list of texts, such as [text]")
+        self.check_pairs(pairs is not None)
+        scorer = self._scorer
+        scores = scorer.run(scorer.encode(texts, pairs), self.budget(budget))
+        probabilities = scores.probabilities
+        return Predictions(
+            labels=named(probabilities, self.task, self.labels),
+            probabilities=None if self.task == "regression" else rounded(probabilities, self.task),
+            heads=scores.head_share,
+            truncated=scores.table.truncated,
+        )
+
+    def check_pairs(self, pairs: bool, flag: str = "pairs") -> None:
+        """Refuse one text where the run reads two, and two where it reads one."""
+        if self.pairs and not pairs:
+            raise UsageError(f"the run was trained on pairs of texts: give the second one with {flag}")
+        if pairs and not self.pairs:
+            raise UsageError(f"the run was trained on single texts: leave {flag} out")
+
+    def held_out(
+        self, source: DataSource | str | None = None, split: str | None = None, *, prefer: str = "test"
+    ) -> HeldOut:
+        """Labelled rows that the run was not trained on, read as it read its own.
+
+        Of the run's own data (None, or the same content under whatever name) the split `prefer` that was kept back;
+        of a changed training file the rows that are new; of any other data all rows.
+        """
+        if split is None and (data := self._own_data(source)) is not None:
+            return HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
+        if source is None:
+            raise DataError(f"{self.record['data']['data']} has changed since the run was trained: give labelled rows")
+        asked = DataSource(source) if isinstance(source, str) else source
+        columns = {key: getattr(asked, key) or self._trained[key] for key in _COLUMNS}
+        task = {long: short for short, long in TASKS.items()}[self.task]
+        data = open_held_out(replace(asked, **columns), task, self.labels, split)
+        name = next(iter(data.splits))
+        return self._without_training_rows(data, name, drop=split is None)
+
+    @property
+    def _trained(self) -> Mapping[str, Any]:
+        return self.record.get("data") or dict.fromkeys(_COLUMNS)
+
+    def _own_data(self, source: DataSource | str | None) -> DataSet | None:
+        """The run's own data, if that is what `source` holds."""
+        if "data_fingerprint" not in self.record or self._trained["data"] == "-":
+            return None
+        path = source if isinstance(source, str) else source.data if source else self._trained["data"]
+        places = {"data": path, "offline": True}
+        if isinstance(source, DataSource):
+            places["data_dir"] = source.data_dir or self._trained["data_dir"]
+        try:
+            data = open_data(DataSource(**{**self._trained, **places}))
+        except (DataError, UsageError):
+            return None
+        return data if data.fingerprint == self.record["data_fingerprint"] else None
+
+    def _without_training_rows(self, data: DataSet, name: str, *, drop: bool) -> HeldOut:
+        file = self.folder / TRAINING_ROWS
+        if not file.exists():
+            return HeldOut(data, name, data.warnings)
+        from safetensors.numpy import load_file
+
+        trained, split = np.sort(load_file(file)["hashes"]), data.splits[name]
+        hashes = np.fromiter((text_hash(e.text, e.text_pair) for e in split.examples()), np.uint64)
+        seen = overlap(hashes, trained)
+        if not seen.any():
+            return HeldOut(data, name, data.warnings)
+        note = f"{int(seen.sum())} of {len(seen)} rows were seen in training"
+        if drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON:
+            if seen.all():
+                raise DataError(f"{data.source.data}: all of its {len(seen)} rows were seen in training: give others")
+            data = replace(data, splits={name: replace(split, rows=int((~seen).sum()), keep=~seen)})
+            note += " and are left out"
+        return HeldOut(data, name, [*data.warnings, note])
+
+    def encode(self, rows: HeldOut, limit: int | None = None) -> TokenTable:
+        """Held-out rows in token ids; at most `limit` of them, from all over the split."""
+        table = encode_split(rows.data.splits[rows.split], rows.data, self.tokenizer, self.max_length)
+        return table if limit is None or limit >= len(table) else table.select(evenly(len(table), limit))
+
+    def evaluate(
+        self,
+        data: DataSource | str | None = None,
+        *,
+        split: str | None = None,
+        budgets: Sequence[str | Dial] = ("learned",),
+        limit: int | None = None,
+    ) -> dict[str, Any]:
+        """Quality, heads and cost on held-out rows at each budget, beside the dense twin if there is one."""
+        dials = [self.budget(budget) for budget in budgets]
+        rows = self.held_out(data, split)
+        table, engine = self.encode(rows, limit), self.engine()
+        scores = [score(engine, table, dial) for dial in dials]
+        evaluations = [
+            summarize(s, engine.config, split=rows.split, dial=str(dial), hardest=0 if number else _HARDEST)
+            for number, (s, dial) in enumerate(zip(scores, dials, strict=True))
+        ]
+        evaluations[0] = with_texts(evaluations[0], rows.data.splits[rows.split].examples())
+        result: dict[str, Any] = {"evaluations": [asdict(e) for e in evaluations], "notes": rows.notes}
+        return {**result, "columns": rows.data.columns_chosen, **self._versus_twin(scores[0], table, rows.split)}
+
+    def _versus_twin(self, ours: Scores, table: TokenTable, split: str) -> dict[str, Any]:
+        if self.baseline is None:
+            return {"baseline": None, "versus_baseline": None}
+        engine = self.baseline.engine()
+        theirs = score(engine, table)
+        ours_right, theirs_right = is_correct(ours), is_correct(theirs)
+        paired = ours_right is not None and theirs_right is not None
+        return {
+            "baseline": asdict(summarize(theirs, engine.config, split=split, dial="learned")),
+            "versus_baseline": mcnemar(ours_right, theirs_right) if paired else None,  # type: ignore[arg-type]
+        }
+
+    def calibrate(
+        self,
+        data: DataSource | str | None = None,
+        *,
+        split: str | None = None,
+        max_drop: Sequence[float] = (),
+        max_cost: Sequence[float] = (),
+        target_ms: Sequence[float] = (),
+        limit: int | None = None,
+    ) -> dict[str, Any]:
+        """Sweep the dial over held-out rows; the points are stored in the run, as names for budgets."""
+        rows = self.held_out(data, split, prefer="validation")
+        table = self.encode(rows, limit)
+        result = calibrate(
+            self.engine(), table, split=rows.split, max_drop=max_drop, max_cost=max_cost, target_ms=target_ms
+        )
+        write_calibration(self.folder, result)
+        self.__dict__.pop("points", None)
+        return {**result, "notes": rows.notes, "columns": rows.data.columns_chosen}
+
+    def export(
+        self,
+        target: str | Path,
+        *,
+        budget: str | Dial | None = None,
+        int8: bool = False,
+        rows: str | None = None,
+        log: Callable[[str], None] = lambda line: None,
+    ) -> dict[str, Any]:
+        """Write an ONNX graph that is checked against the model, on `rows` or on rows that the run kept back."""
+        import torch
+
+        from budgetformer.export.run import check_target, export_model
+
+        dial, model = self.budget(budget), self.model
+        check_target(model, Path(target), dial)
+        torch.nn.Module.float(model)
+        chosen = self._check_rows(rows, log)
+        log(f"comparing with the model on {chosen.source}")
+        record = {name: self.record[name] for name in ("format_version", "name", "labels", "pairs", "max_length")}
+        record |= {"text_columns": self.text_columns, "run": {"name": self.record["name"], "sha256": self.digest}}
+        return export_model(model, self.tokenizer, record, Path(target), dial=dial, int8=int8, rows=chosen)
+
+    def _check_rows(self, rows: str | None, log: Callable[[str], None]) -> CheckRows:
+        """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""
+        try:
+            held_out = self.held_out(rows)
+            table = self.encode(held_out, None if rows else _CHECK_ROWS)
+            return CheckRows(table, f"{len(table)} {held_out.split} rows of {held_out.data.source.data}")
+        except DataError as error:
+            if rows is not None:
+                log(f"{rows} is read without labels: {error}")
+                columns = {key: self._trained[key] for key in ("text", "text_pair", "data_dir")}
+                examples = list(stream_examples(DataSource(rows, **columns)))
+                encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
+                return CheckRows(encoder.table(examples, self.pairs), f"{len(examples)} rows of {rows}")
+            log(f"the run's own rows cannot be had ({error}): checking on made-up ones, give real ones with --rows")
+        rng = np.random.default_rng(0)
+        lengths = rng.integers(1, self.max_length + 1, _MADE_UP_ROWS)
+        made_up = TokenTable(
+            tokens=rng.integers(0, self.model.config.vocab_size, lengths.sum(), np.int32),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            pair_start=(lengths // 2 if self.pairs else np.zeros_like(lengths)).astype(np.int32),
+            has_pairs=self.pairs, lines=np.arange(1, len(lengths) + 1), truncated=np.zeros(len(lengths), bool),
+        )  # fmt: skip
+        return CheckRows(made_up, f"{len(lengths)} made-up rows of random tokens")
+
+
+_COLUMNS = ("text", "text_pair", "label", "label_separator")
+
+
+def check_format(folder: Path, record: Mapping[str, Any]) -> None:
+    """Refuse a run that another version of this package wrote in another format."""
+    version = record.get("format_version") if isinstance(record, dict) else None
+    if version != FORMAT_VERSION:
+        what = "no format version" if version is None else f"the format version {version!r}"
+        raise ModelError(
+            f"{folder} has {what}, and this budgetformer reads version {FORMAT_VERSION}: train the run again, or use "
+            "the budgetformer that wrote it"
+        )

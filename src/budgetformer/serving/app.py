@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from budgetformer import __version__
-from budgetformer.data.pieces import TextError
+from budgetformer.data.tokens import TextError
 from budgetformer.errors import UsageError
 from budgetformer.explain import page as explain_page
 from budgetformer.nn.allocation import Dial

@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse
 
 from budgetformer.nn.allocation import Dial
 from budgetformer.serving.batcher import Batcher
-from budgetformer.serving.engine import Engine, Piece, Result, Text
+from budgetformer.serving.engine import Engine, Result, Text, Work
 from budgetformer.serving.messages import Refusal, busy
 from budgetformer.serving.metrics import Metrics
 from budgetformer.serving.settings import Settings
@@ -55,7 +55,7 @@ class Service:
         self.metrics.refused.labels(refusal.code).inc()
         return JSONResponse(refusal.body, refusal.status_code, refusal.headers)
 
-    async def predict(self, request: Request, texts: Sequence[Text], dial: Dial) -> list[tuple[Piece, Result]]:
+    async def predict(self, request: Request, texts: Sequence[Text], dial: Dial) -> list[tuple[Work, Result]]:
         """Each text as the model read it, and what the model said."""
         with self._places(len(texts)):
             return await self._attended(request, self._batcher.submit(texts, dial))
@@ -94,13 +94,13 @@ class Service:
             work.cancel()
             gone.cancel()
 
-    def _run(self, pieces: list[Piece], dial: Dial) -> list[Result]:
+    def _run(self, pieces: list[Work], dial: Dial) -> list[Result]:
         results = self.engine.run(pieces, dial)
         metrics = self.metrics
         metrics.batch.observe(len(pieces))
         metrics.texts.inc(len(pieces))
         metrics.tokens.inc(sum(piece.tokens for piece in pieces))
-        metrics.cut.inc(sum(piece.cut for piece in pieces))
+        metrics.cut.inc(sum(bool(piece.table.truncated[0]) for piece in pieces))
         metrics.used.inc(sum(result.heads for result in results))
         metrics.possible.inc(len(results) * self.engine.possible)
         return results

@@ -23,9 +23,11 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from budgetformer.data import Batch, Encoded, collate, plan_epoch
+from budgetformer.data import Batch, TokenTable, collate, plan_epoch
+from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import MissingExtraError
-from budgetformer.evaluate import Evaluation, Outcome, run_model, summarize
+from budgetformer.evaluate import Evaluation, summarize
 from budgetformer.models import BudgetedClassifier
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.progress import View
@@ -64,8 +66,8 @@ class Fit:
     def __init__(
         self,
         model: BudgetFormerForSequenceClassification,
-        train: Encoded,
-        validation: Encoded,
+        train: TokenTable,
+        validation: TokenTable,
         recipe: Recipe,
         folder: Path,
         identity: dict[str, Any],
@@ -188,7 +190,7 @@ class Fit:
         self.stepper.zero_grad()
         for gate in getattr(self.model, "gates", ()):
             gate.follow(self.accelerator.reduce)
-        self.state.tokens += int(self.train.lengths_of(rows).sum())
+        self.state.tokens += int(self.train.lengths[rows].sum())
         for name, value in sums.items():
             self.state.sums[name] = self.state.sums.get(name, 0.0) + value
         return sums
@@ -196,10 +198,9 @@ class Fit:
     def _backward(self, piece: Any, of: int, sums: dict[str, Tensor]) -> None:
         mine = piece[self.rank :: self.world]
         rows = mine if len(mine) else piece[:1]  # every process must take part; a borrowed row weighs nothing
-        batch = collate(self.train, rows, self.model.config.pad_token_id or 0).to(self.accelerator.device)
-        ids, mask, types = batch.input_ids, batch.attention_mask, batch.token_type_ids
-        lessons = self._lessons(batch)
-        out = self.wrapped(ids, mask, batch.labels, token_type_ids=types, progress=self.progress, **lessons)
+        batch = collate(self.train, rows, self.model.config.pad_token_id or 0)
+        inputs = batch.tensors(self.accelerator.device)
+        out = self.wrapped(**inputs, progress=self.progress, **self._teacher_targets(batch, inputs))
         self.accelerator.backward(out.loss * (len(mine) * self.world / of))
         with torch.no_grad():
             record = {"loss": out.loss.detach(), **{f"loss.{k}": v.detach() for k, v in out.loss_parts.items()}}
@@ -212,14 +213,14 @@ class Fit:
                 mine_of = torch.tensor([next(parts) for _ in range(value.numel())], dtype=torch.float64)
                 sums[name] = sums.get(name, 0.0) + mine_of.reshape(value.shape)
 
-    def _lessons(self, batch: Batch) -> dict[str, Any]:
+    def _teacher_targets(self, batch: Batch, inputs: dict[str, Tensor]) -> dict[str, Any]:
         """What the teacher says of these rows: its logits, or all that it can tell."""
         if self.teacher is None:
             return {}
         if isinstance(self.teacher, BudgetedClassifier):
             with self.accelerator.autocast():
-                return self.teacher.lessons(batch.input_ids, batch.attention_mask, batch.token_type_ids)
-        return {"teacher_logits": torch.from_numpy(self.teacher[batch.rows]).to(batch.input_ids.device)}
+                return self.teacher.lessons(inputs["input_ids"], inputs["attention_mask"], inputs.get("token_type_ids"))
+        return {"teacher_logits": torch.from_numpy(self.teacher[batch.rows]).to(self.accelerator.device)}
 
     def _means(self, sums: dict[str, Any]) -> dict[str, Any]:
         """Sums over rows, from all processes, as means: numbers, or one for each layer."""
@@ -297,16 +298,19 @@ class Fit:
         )
 
     def _validate(self, dial: str) -> Evaluation:
-        outcome = run_model(self.model, self.validation, dial, progress=self.progress, share=(self.rank, self.world))
-        if self.world > 1:
-            outcome = self._merged(outcome)
-        return summarize(outcome, self.validation, self.model.config, split="validation", dial=dial)
+        engine = TorchEngine(self.model, progress=self.progress)
+        scores = score(engine, self.validation, dial, share=(self.rank, self.world))
+        return summarize(self._merged(scores), self.model.config, split="validation", dial=dial)
 
-    def _merged(self, outcome: Outcome) -> Outcome:
-        """Rows that other processes evaluated are zero here: the sum over processes is the whole."""
-        parts = {name: torch.from_numpy(getattr(outcome, name).astype(np.float32)) for name in outcome.__dict__}
-        summed = {k: self.accelerator.reduce(v.to(self.accelerator.device)).cpu().numpy() for k, v in parts.items()}
-        return replace(outcome, **{**summed, "heads": summed["heads"].astype(np.int16)})
+    def _merged(self, scores: Scores) -> Scores:
+        """Rows that other processes evaluated are zero here: the sum over processes is the result."""
+        if self.world == 1:
+            return scores
+        summed = {}
+        for name in ("logits", "heads", "budget", "entropy"):
+            part = torch.from_numpy(getattr(scores, name).astype(np.float32))
+            summed[name] = self.accelerator.reduce(part.to(self.accelerator.device)).cpu().numpy()
+        return replace(scores, **{**summed, "heads": summed["heads"].astype(np.int16)})
 
     def save_model(self, folder: Path) -> None:
         """Weights and config as they are now, with the progress that evaluation needs."""

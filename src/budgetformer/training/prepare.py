@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from budgetformer.data import DataSet, DataSource, Encoded, encode, load_tokenizer, open_data, train_tokenizer
+from budgetformer.data import DataSet, DataSource, TokenTable, encode_split, load_tokenizer, open_data, train_tokenizer
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.runs.files import named_write_errors, write_directory
+from budgetformer.runs.run import TASKS
 from budgetformer.training.recipe import Recipe
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,7 +25,7 @@ class Prepared:
 
     data: DataSet
     tokenizer: PreTrainedTokenizerFast
-    splits: dict[str, Encoded]
+    splits: dict[str, TokenTable]
 
     @property
     def final(self) -> str:
@@ -41,9 +40,10 @@ def prepare(source: DataSource, recipe: Recipe, folder: Path, say: Any) -> Prepa
     for warning in data.warnings:
         say(f"warning: {warning}")
     tokenizer = _tokenizer(data, recipe, folder, source.offline)
-    splits = {name: encode(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
+    splits = {name: encode_split(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
     for name, split in splits.items():
-        cut = f", {split.cut} cut at {recipe.max_length} tokens" if split.cut else ""
+        truncated = int(split.truncated.sum())
+        cut = f", {truncated} cut at {recipe.max_length} tokens" if truncated else ""
         say(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
     return Prepared(data, tokenizer, splits)
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from budgetformer.engine.scores import Floats, score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluate import Floats, run_model
 from budgetformer.models import BudgetedClassifier, RetrofitConfig, base_hash, load_base, rank_heads, retrofit
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.training.prepare import Prepared, label_options
@@ -64,7 +65,7 @@ def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> tu
         model.train(False)
     elif _option(recipe, "distill_weight"):
         with torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-            teacher = run_model(model, prepared.splits["train"]).logits
+            teacher = score(TorchEngine(model), prepared.splits["train"]).logits
     known = {k: getattr(model.config, k) for k in ("base_name", "base_sha256", "base_fresh")}
     budgeted = retrofit(model.plain(), **_options(label_options(prepared, recipe), recipe), **known)
     _check(prepared, recipe, budgeted, budgeted.config.base_fresh)

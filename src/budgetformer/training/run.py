@@ -18,18 +18,22 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from budgetformer.data import DataSet, DataSource, load_tokenizer
+from budgetformer.data import DataSource, load_tokenizer
+from budgetformer.data.splits import evenly
+from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluate import Evaluation, Outcome, mcnemar, right, run_model, summarize
+from budgetformer.evaluate import Evaluation, is_correct, mcnemar, summarize, with_texts
 from budgetformer.models import BudgetedClassifier, load_model, read_base, settle_order
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
 from budgetformer.runs.files import check_identity, named_write_errors, read_json, write_directory, write_json
 from budgetformer.runs.provenance import environment
+from budgetformer.runs.run import FORMAT_VERSION
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.card import write_card
 from budgetformer.training.loop import Fit, Interrupted
-from budgetformer.training.prepare import TASKS, Prepared, make_config, prepare, save_tokenizer
+from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.recipe import Recipe
 
@@ -40,7 +44,7 @@ _HARDEST = 12
 _LOOKED_AT = 64  # rows whose predictions must be the same after saving and loading
 
 # Called with the finished model, before the run counts as done: data, folder, model, what it did on the final split.
-Look = Callable[[Prepared, Path, BudgetFormerForSequenceClassification, Outcome], None]
+Look = Callable[[Prepared, Path, BudgetFormerForSequenceClassification, Scores], None]
 
 
 def train(
@@ -70,7 +74,7 @@ def train(
         prepared = prepare(source, recipe, folder, say)
     fitting: dict[str, Any] = {"resume": resume, "tensorboard": tensorboard, "quiet": quiet, "evaluate": evaluate}
 
-    def fit(recipe: Recipe, folder: Path, **options: Any) -> Outcome | None:
+    def fit(recipe: Recipe, folder: Path, **options: Any) -> Scores | None:
         return _train_one(prepared, recipe, folder, seed, accelerator, say, **fitting, **options)
 
     if recipe.base is not None:
@@ -88,8 +92,8 @@ def train(
 
 
 def _train_base(
-    prepared: Prepared, recipe: Recipe, folder: Path, fit: Callable[..., Outcome | None], say: Any
-) -> tuple[Outcome | None, Outcome | None]:
+    prepared: Prepared, recipe: Recipe, folder: Path, fit: Callable[..., Scores | None], say: Any
+) -> tuple[Scores | None, Scores | None]:
     """Fine-tune the base with all heads into baseline/, then train budgets from there: both outcomes, ours first."""
     dense, twin = None, None
     if recipe.dense_epochs:
@@ -148,7 +152,7 @@ def _train_one(
     evaluate: bool,
     look: Look | None = None,
     build: Callable[[], Built] | None = None,
-) -> Outcome | None:
+) -> Scores | None:
     """Train the recipe's model, or what `build` gives, and finish its directory: its outcome, on the main process."""
     record_file = folder / "run.json"
     identity = _identity(prepared, recipe, seed)
@@ -227,7 +231,7 @@ def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequen
     tokenizer = load_tokenizer(folder, offline=True)
     validation = prepared.splits["validation"]
     rows = np.arange(min(_LOOKED_AT, len(validation)))
-    few = validation.first(len(rows))
+    few = validation.select(rows)
     examples = prepared.data.splits["validation"].examples()
     for row, example in zip(rows, examples, strict=False):
         limit = int(validation.lengths.max())
@@ -235,24 +239,24 @@ def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequen
         start, end = validation.offsets[row], validation.offsets[row + 1]
         if again[: end - start] != validation.tokens[start:end].tolist():
             raise ModelError(f"{folder}: the saved tokenizer does not give the ids that the model was trained on")
-    if not np.array_equal(run_model(loaded, few).logits, run_model(model, few).logits):
+    if not np.array_equal(score(TorchEngine(loaded), few).logits, score(TorchEngine(model), few).logits):
         raise ModelError(f"{folder}: the reloaded model predicts differently from the one that was trained")
 
 
-def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> Outcome:
+def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> Scores:
     """Write evaluation.json: the final split and validation as learned, and the dial's curve on the final split."""
     final = prepared.final
-    outcomes = {name: run_model(model, prepared.splits[name]) for name in dict.fromkeys(("validation", final))}
+    outcomes = {name: score(TorchEngine(model), prepared.splits[name]) for name in dict.fromkeys(("validation", final))}
     results = {
-        name: summarize(o, prepared.splits[name], model.config, split=name, dial="learned", hardest=_HARDEST)
-        for name, o in outcomes.items()
+        name: summarize(o, model.config, split=name, dial="learned", hardest=_HARDEST) for name, o in outcomes.items()
     }
-    results[final] = with_texts(results[final], prepared.data, final)
+    results[final] = with_texts(results[final], prepared.data.splits[final].examples())
     dials = []
     if model.config.allocator != "all":
-        few = prepared.splits[final].first(_CURVE_ROWS)
+        final_table = prepared.splits[final]
+        few = final_table.select(evenly(len(final_table), _CURVE_ROWS))
         for dial in ("learned", *(RANKED_DIALS if model.config.allocator in ("ranked", "order") else DIALS)):
-            dials.append(_point(summarize(run_model(model, few, dial), few, model.config, split=final, dial=dial)))
+            dials.append(_point(summarize(score(TorchEngine(model), few, dial), model.config, split=final, dial=dial)))
     write_json(
         folder / "evaluation.json",
         {
@@ -268,14 +272,13 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     return outcomes[final]
 
 
-def _outcome_again(prepared: Prepared, folder: Path) -> Outcome:
+def _outcome_again(prepared: Prepared, folder: Path) -> Scores:
     model = load_model(folder)
-    return run_model(model, prepared.splits[prepared.final])
+    return score(TorchEngine(model), prepared.splits[prepared.final])
 
 
 def _point(evaluation: Evaluation) -> dict[str, Any]:
-    interval = evaluation.quality.get(evaluation.metric)
-    low, high = (interval["low"], interval["high"]) if isinstance(interval, dict) else (None, None)
+    low, high = evaluation.interval
     return {
         "dial": evaluation.dial,
         "split": evaluation.split,
@@ -291,28 +294,13 @@ def _point(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def with_texts(evaluation: Evaluation, data: DataSet, split: str) -> Evaluation:
-    """The hardest rows with their texts, read back from the file."""
-    wanted = {row["row"]: row for row in evaluation.hardest}
-    if not wanted:
-        return evaluation
-    found: dict[int, dict[str, Any]] = {}
-    for number, example in enumerate(data.splits[split].examples()):
-        if number in wanted:
-            texts = {"file": example.file, "text": example.text, "text_pair": example.text_pair}
-            found[number] = {**wanted[number], **texts}
-    return replace(evaluation, hardest=[found[number] for number in wanted])
-
-
-def _compare(prepared: Prepared, folder: Path, ours: Outcome | None, twin: Outcome | None) -> dict[str, Any]:
+def _compare(prepared: Prepared, folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str, Any]:
     """Put the twin's figures beside ours, and write the report."""
     result: dict[str, Any] = read_json(folder / "evaluation.json", "delete run.json and resume")
     if ours is not None and twin is not None:
         other = read_json(folder / "baseline" / "evaluation.json", "delete baseline and resume")
         result["baseline"] = {name: other[name] for name in ("test", "validation")}
-        encoded = prepared.splits[prepared.final]
-        task = TASKS[prepared.data.task]
-        a, b = right(ours, encoded, task), right(twin, encoded, task)
+        a, b = is_correct(ours), is_correct(twin)
         result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
         write_json(folder / "evaluation.json", result)
         _publish(folder / "baseline", other)
@@ -331,6 +319,7 @@ def _record(
     data, config = prepared.data, model.config
     columns = data.splits["train"].reading.columns
     return {
+        "format_version": FORMAT_VERSION,
         "budgetformer": environment()["budgetformer"],
         "name": folder.resolve().name,
         "status": "running",
@@ -340,7 +329,7 @@ def _record(
         "labels": data.labels,
         "pairs": data.is_pair,
         "splits": {name: len(split) for name, split in prepared.splits.items()},
-        "cut": {name: split.cut for name, split in prepared.splits.items()},
+        "cut": {name: int(split.truncated.sum()) for name, split in prepared.splits.items()},
         "columns": data.columns_chosen,
         "text_columns": [columns.text, columns.text_pair] if columns.text_pair else [columns.text],
         "warnings": data.warnings,

@@ -10,12 +10,14 @@ import torch
 
 from budgetformer.cost.energy import measure
 from budgetformer.cost.timing import take_turns
-from budgetformer.data import DataSource, encode, open_data
+from budgetformer.data.splits import evenly
+from budgetformer.engine.scores import score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
-from budgetformer.evaluate import cost_of, run_model
+from budgetformer.evaluate import cost_of
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.provenance import environment
-from budgetformer.runs.run import load_run
+from budgetformer.runs.run import Run
 
 _BATCHES = (1, 8, 32)
 
@@ -24,14 +26,14 @@ def bench_run(
     folder: Path, *, texts: int = 2000, country: str | None = None, intensity: float | None = None
 ) -> dict[str, Any]:
     """Time a run and its dense twin on texts of the run's own final split, from text to label, in turns."""
-    model, tokenizer, record = load_run(folder)
-    if not (folder / "baseline" / "config.json").exists():
+    run = Run.open(folder)
+    if run.baseline is None:
         raise ModelError(f"{folder} has no dense twin to compare with: train it with --with-baseline")
-    twin, _, _ = load_run(folder / "baseline")
-    data = open_data(DataSource(**record["data"]))
-    split = "test" if "test" in data.splits else "validation"
-    pairs = [(e.text, e.text_pair) for e, _ in zip(data.splits[split].examples(), range(texts), strict=False)]
-    length = record["max_length"]
+    model, twin, tokenizer, length = run.model, run.baseline.model, run.tokenizer, run.max_length
+    held_out = run.held_out()
+    split, examples = held_out.split, list(held_out.data.splits[held_out.split].examples())
+    rows_timed = evenly(len(examples), texts)
+    pairs = [(examples[row].text, examples[row].text_pair) for row in rows_timed]
 
     def labels(which: BudgetFormerForSequenceClassification, batch: int) -> Callable[[], list[int]]:
         return lambda: _classify(which, tokenizer, pairs, batch, length)
@@ -46,9 +48,8 @@ def bench_run(
                 "batch": batch, "dense_ms": ms["dense"], "selective_ms": ms["selective"],
                 "speedup": ms["dense"] / ms["selective"], "texts_per_second": 1000 * len(pairs) / ms["selective"],
             })  # fmt: skip
-    encoded = encode(data.splits[split], data, tokenizer, length).first(len(pairs))
-    outcome = run_model(model, encoded)
-    cost = cost_of(outcome.heads, outcome.budget, encoded.lengths, model.config)
+    outcome = score(TorchEngine(model), run.encode(held_out).select(rows_timed))
+    cost = cost_of(outcome, model.config)
     result: dict[str, Any] = {
         "run": str(folder), "split": split, "texts": len(pairs), "mean_tokens": cost["mean_tokens"],
         "k_over_h": float((outcome.heads / model.config.num_attention_heads).mean()),

@@ -1,11 +1,12 @@
-"""Running an exported graph with ONNX Runtime; needs neither torch nor transformers.
+"""ONNX Runtime as an engine, for the directories that `budgetformer export` writes.
 
 Shapes: B samples, N tokens, C outputs, L layers.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetformer.data.batches import Batch
+from budgetformer.engine.scores import Outputs
 from budgetformer.errors import MissingExtraError, ModelError, UsageError
+from budgetformer.models.config import BudgetFormerConfig
+from budgetformer.nn.allocation import Dial
+from budgetformer.runs.files import read_json
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -112,13 +118,43 @@ class OnnxModel:
 
 def read_record(folder: Path) -> dict[str, Any]:
     """The export.json of an exported model."""
-    path = folder / "export.json"
-    try:
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return record
-    except OSError as error:
-        raise ModelError(
-            f"{path} cannot be read ({error.strerror}): give a directory that `budgetformer export` wrote"
-        ) from None
-    except ValueError as error:
-        raise ModelError(f"{path} is damaged ({error}): export the model again") from None
+    record: dict[str, Any] = read_json(folder / "export.json", "give a directory that `budgetformer export` wrote")
+    return record
+
+
+class OnnxEngine:
+    """An exported graph. The budget is what was exported, or max:X where that was learned or max."""
+
+    details = False
+    batch_tokens = 4096  # padded tokens: about what a CPU's caches hold
+
+    def __init__(self, graph: OnnxModel, config: BudgetFormerConfig, exported: Dial) -> None:
+        self.graph, self.config, self.exported = graph, config, exported
+
+    @classmethod
+    def load(cls, folder: Path, threads: int | None = None) -> OnnxEngine:
+        """The engine of a directory that `budgetformer export` wrote."""
+        graph = OnnxModel.load(folder, threads)
+        return cls(graph, BudgetFormerConfig.from_pretrained(folder), Dial.parse(read_record(folder)["dial"]))
+
+    def check(self, budget: Dial) -> Dial:
+        """Refuse a budget that the graph cannot be set to."""
+        adjustable = self.exported.mode in ("learned", "max")
+        if budget != self.exported and not (adjustable and budget.mode == "max"):
+            remedy = f"leave --budget out{', give max:X' if adjustable else ''}"
+            folder = self.graph.tokenizer_folder
+            raise UsageError(f"{folder} was exported with the budget {self.exported}, not {budget}: {remedy}, or "
+                             "export it again")  # fmt: skip
+        return budget
+
+    def logits(self, batch: Batch, budget: Dial) -> Outputs:
+        """Logits and executed heads of one batch; predicted budgets are not among the graph's outputs."""
+        limit = None if self.check(budget) == self.exported else budget.value
+        inputs = batch.input_ids, batch.attention_mask, batch.token_type_ids
+        logits, heads = self.graph.run(*inputs, budget_max=limit)
+        return Outputs(logits, heads.astype(np.int16))
+
+    @contextmanager
+    def session(self, budget: Dial) -> Iterator[None]:
+        """Nothing has to be prepared."""
+        yield

@@ -1,0 +1,287 @@
+"""Texts -> token ids in one flat table, about four bytes per token: the only way from text to what a model reads.
+
+A text is one piece, or several where it is read in windows. Shapes: T texts, P pieces.
+"""
+
+from __future__ import annotations
+
+import itertools
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetformer.data.examples import Example
+from budgetformer.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from budgetformer.data.dataset import DataSet, Split
+
+LONG = ("cut", "head-tail", "windows", "error")
+CHUNK_ROWS, CHUNK_CHARS = 1000, 2**22
+_OVERLAP = 4  # a window shares one in this many of its tokens with the next
+
+Piece = tuple[list[int], int]  # ids, and where the second text begins (0: there is none)
+
+
+class TextError(DataError):
+    """A text that cannot be scored; `row` is its place among the texts, from 0."""
+
+    def __init__(self, row: int, reason: str) -> None:
+        super().__init__(f"text {row}: {reason}")
+        self.row, self.reason = row, reason
+
+
+@dataclass(frozen=True, eq=False)
+class TokenTable:
+    """Texts in token ids. Piece i is `tokens[offsets[i]:offsets[i + 1]]`.
+
+    labels: class numbers (int32), numbers (float32), or a row of 0 and 1 for each label (uint8); None: not known.
+    """
+
+    tokens: NDArray[np.int32]
+    offsets: NDArray[np.int64]  # (P + 1,)
+    pair_start: NDArray[np.int32]  # (P,) where in the piece the second text begins; 0 if there is none
+    has_pairs: bool
+    lines: NDArray[np.int64]  # (T,) the text's line in its file
+    truncated: NDArray[np.bool_]  # (T,) whether some of the text was left out
+    labels: NDArray[Any] | None = None  # (T,) or (T, C)
+    pieces: NDArray[np.int64] | None = None  # (T,) how many pieces a text has; None: one each
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """The tokens of each piece. (P,)."""
+        return np.diff(self.offsets)
+
+    @property
+    def nbytes(self) -> int:
+        parts = (self.tokens, self.offsets, self.labels, self.pair_start, self.lines, self.truncated)
+        return sum(part.nbytes for part in parts if part is not None)
+
+    def select(self, rows: NDArray[np.int64]) -> TokenTable:
+        """These texts alone, in this order; each must be one piece."""
+        assert self.pieces is None
+        lengths = self.lengths[rows]
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        places = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        labels = None if self.labels is None else self.labels[rows]
+        return TokenTable(
+            self.tokens[places], offsets, self.pair_start[rows], self.has_pairs, self.lines[rows], self.truncated[rows],
+            labels,
+        )  # fmt: skip
+
+    def rows(self) -> list[TokenTable]:
+        """Each text as a table of its own, without its label; each must be one piece."""
+        assert self.pieces is None
+        ends = self.offsets.tolist()
+        return [
+            TokenTable(
+                self.tokens[start:end], np.array([0, end - start]), self.pair_start[i : i + 1], self.has_pairs,
+                self.lines[i : i + 1], self.truncated[i : i + 1],
+            )
+            for i, (start, end) in enumerate(itertools.pairwise(ends))
+        ]  # fmt: skip
+
+    @staticmethod
+    def join(tables: Sequence[TokenTable]) -> TokenTable:
+        """The texts of several tables without labels, one after the other."""
+        return TokenTable(
+            tokens=np.concatenate([table.tokens for table in tables]),
+            offsets=np.concatenate([[0], np.cumsum(np.concatenate([table.lengths for table in tables]))]),
+            pair_start=np.concatenate([table.pair_start for table in tables]),
+            has_pairs=any(table.has_pairs for table in tables),
+            lines=np.concatenate([table.lines for table in tables]),
+            truncated=np.concatenate([table.truncated for table in tables]),
+        )
+
+
+class TextEncoder:
+    """Tokenises as training did; `long` says what becomes of a text above `max_length` tokens.
+
+    cut keeps the beginning, head-tail the first and last half of what fits, windows reads all of it in overlapping
+    pieces, error refuses. Of a pair the longer text is cut first; head-tail then holds for each text by itself.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerFast, max_length: int, long: str = "cut", *, pair: bool = False
+    ) -> None:
+        if long not in LONG:
+            raise UsageError(f"long is {long!r}: choose one of {', '.join(LONG)}")
+        self.max_length, self.long = max_length, long
+        self._rust = truncating_tokenizer(tokenizer, max_length, pair=pair)
+        self._unlimited = truncating_tokenizer(tokenizer, None) if long == "head-tail" else None
+        if long == "windows":
+            room = max_length - self._rust.num_special_tokens_to_add(False)
+            self._rust.enable_truncation(max_length, stride=room // _OVERLAP, strategy="longest_first")
+
+    def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> TokenTable:
+        """The texts (each with its second text, for pairs); a text that cannot be scored raises TextError."""
+        if pairs is not None and len(pairs) != len(texts):
+            raise UsageError(f"{len(texts)} texts but {len(pairs)} second texts: give one for each")
+        if pairs is not None and self.long == "windows":
+            raise UsageError("long is 'windows', which is for single texts: for pairs choose cut, head-tail or error")
+        for row, text in itertools.chain(enumerate(texts), enumerate(pairs or ())):
+            if not isinstance(text, str):
+                raise TextError(row, f"a {type(text).__name__}, not a string")
+        seconds: Sequence[str | None] = [None] * len(texts) if pairs is None else pairs
+        both = zip(texts, seconds, strict=True)
+        return self.table((Example(t, p, None, row, "") for row, (t, p) in enumerate(both)), pairs is not None)
+
+    def table(self, examples: Iterable[Example], pairs: bool, labels: LabelArray | None = None) -> TokenTable:
+        """A stream of examples as a table; `labels` collects theirs."""
+        tokens, lengths, starts, lines = array("i"), array("q"), array("i"), array("q")
+        counts, truncated = array("q"), bytearray()
+        for chunk in chunks(examples):
+            for example, encoding in zip(chunk, self._tokenize(chunk, len(counts)), strict=True):
+                pieces, was_truncated = self._fit(example, encoding, len(counts))
+                for ids, start in pieces:
+                    tokens.extend(ids)
+                    lengths.append(len(ids))
+                    starts.append(start)
+                counts.append(len(pieces))
+                truncated.append(was_truncated)
+            lines.extend(example.line for example in chunk)
+            if labels is not None:
+                labels.extend(example.label for example in chunk)
+        return TokenTable(
+            tokens=np.frombuffer(tokens, np.int32),
+            offsets=np.concatenate([[0], np.cumsum(np.frombuffer(lengths, np.int64))]),
+            pair_start=np.frombuffer(starts, np.int32),
+            has_pairs=pairs,
+            lines=np.frombuffer(lines, np.int64),
+            truncated=np.frombuffer(bytes(truncated), np.bool_),
+            labels=None if labels is None else labels.array(),
+            pieces=np.frombuffer(counts, np.int64) if self.long == "windows" else None,
+        )
+
+    def _tokenize(self, chunk: list[Example], first: int) -> list[Any]:
+        try:
+            encodings: list[Any] = self._rust.encode_batch_fast(_inputs(chunk))
+            return encodings
+        except TypeError:  # the tokenizer does not say which
+            for row, example in enumerate(chunk, first):
+                _check_unicode(example.text + (example.text_pair or ""), row)
+            raise
+
+    def _fit(self, example: Example, encoding: Any, row: int) -> tuple[list[Piece], bool]:
+        """The pieces of one text, and whether they leave some of it out."""
+        ids = encoding.ids
+        start = encoding.sequence_ids.index(1) if example.text_pair is not None and 1 in encoding.sequence_ids else 0
+        if len(ids) < self.max_length or not encoding.overflowing:
+            if not ids:
+                raise TextError(row, "the tokenizer finds no token in it: leave it out")
+            return [(ids, start)], False
+        if self.long == "error":
+            remedy = "choose --long cut, head-tail or windows"
+            raise TextError(row, f"has more than the model's {self.max_length} tokens: {remedy}")
+        if self.long == "windows":
+            return [(ids, 0), *((window.ids, 0) for window in encoding.overflowing)], False
+        if self.long == "head-tail":
+            ids = self._head_and_tail(example, ids, encoding.sequence_ids)
+        return [(ids, start)], True
+
+    def _head_and_tail(self, example: Example, ids: list[int], sequences: list[int | None]) -> list[int]:
+        """The cut ids with the places of each text filled from both its ends; special tokens stay where they are."""
+        ids = list(ids)
+        assert self._unlimited is not None
+        for number, text in enumerate((example.text, example.text_pair)):
+            places = [place for place, sequence in enumerate(sequences) if sequence == number]
+            if not places or text is None:
+                continue
+            full = self._unlimited.encode(text, add_special_tokens=False).ids
+            tail = len(places) // 2
+            for place, token in zip(places, full[: len(places) - tail] + full[len(full) - tail :], strict=True):
+                ids[place] = token
+        return ids
+
+
+def encode_split(split: Split, data: DataSet, tokenizer: PreTrainedTokenizerFast, max_length: int) -> TokenTable:
+    """A split with its labels, row by row as `split.examples()`; long rows are cut."""
+    encoder = TextEncoder(tokenizer, max_length, pair=data.is_pair)
+    try:
+        return encoder.table(split.examples(), data.is_pair, LabelArray(data.task, data.labels))
+    except TextError as error:
+        row = next(itertools.islice(split.examples(), error.row, None))
+        raise DataError(f"{row.file}, line {row.line}: {error.reason}") from None
+
+
+def token_lengths(examples: Iterable[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[Example, int]]:
+    """Each example with its number of tokens, special ones included, before any truncation."""
+    rust = truncating_tokenizer(tokenizer, None)
+    for chunk in chunks(examples):
+        for example, encoding in zip(chunk, rust.encode_batch_fast(_inputs(chunk)), strict=True):
+            yield example, len(encoding)
+
+
+def truncating_tokenizer(tokenizer: PreTrainedTokenizerFast, max_length: int | None, *, pair: bool = False) -> Any:
+    """A copy of the tokenizer's Rust half that truncates at `max_length` and does not pad."""
+    from tokenizers import Tokenizer
+
+    rust = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+    rust.no_padding()
+    rust.no_truncation()
+    if max_length is not None:
+        least = rust.num_special_tokens_to_add(pair) + 1 + pair
+        if max_length < least:
+            raise UsageError(f"max_length is {max_length}: it must be at least {least} to hold the special tokens")
+        rust.enable_truncation(max_length, strategy="longest_first")
+    return rust
+
+
+def chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
+    """Batches for the tokenizer, bounded in rows and in characters."""
+    chunk: list[Example] = []
+    chars = 0
+    for example in examples:
+        chunk.append(example)
+        chars += len(example.text) + len(example.text_pair or "")
+        if len(chunk) >= CHUNK_ROWS or chars >= CHUNK_CHARS:
+            yield chunk
+            chunk, chars = [], 0
+    if chunk:
+        yield chunk
+
+
+class LabelArray:
+    """Labels as they come -> the array that training reads."""
+
+    def __init__(self, task: str, labels: list[str]) -> None:
+        self._task, self._width = task, len(labels)
+        self._number = {label: number for number, label in enumerate(labels)}
+        self._values = array({"single": "i", "regression": "f", "multi": "B"}[task])
+
+    def extend(self, labels: Iterable[Any]) -> None:
+        if self._task == "regression":
+            self._values.extend(labels)
+        elif self._task == "single":
+            self._values.extend(self._number[label] for label in labels)
+        else:
+            for names in labels:
+                row = bytearray(self._width)
+                for name in names:
+                    row[self._number[name]] = 1
+                self._values.frombytes(row)
+
+    def array(self) -> NDArray[Any]:
+        if self._task == "multi":
+            return np.frombuffer(self._values, np.uint8).reshape(-1, self._width)
+        return np.frombuffer(self._values, np.int32 if self._task == "single" else np.float32)
+
+
+def _inputs(chunk: list[Example]) -> list[str | tuple[str, str]]:
+    return [e.text if e.text_pair is None else (e.text, e.text_pair) for e in chunk]
+
+
+def _check_unicode(text: str, row: int) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise TextError(row, f"holds half a surrogate pair ({text[error.start]!a}): write it whole") from None

@@ -1,0 +1,52 @@
+"""torch as an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from budgetformer.data.batches import Batch
+from budgetformer.engine.scores import Outputs
+from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.nn.allocation import Dial
+from budgetformer.nn.objective import relevance_entropy
+
+
+class TorchEngine:
+    """A model where it is, on its device; `progress` is t/T for a model in training (default: the config's)."""
+
+    details = True
+
+    def __init__(self, model: BudgetFormerForSequenceClassification, *, progress: float | None = None) -> None:
+        self.model, self.config, self.progress = model, model.config, progress
+        # About what a CPU's caches hold, many more for a GPU.
+        self.batch_tokens = 4096 if model.device.type == "cpu" else 65536
+
+    def logits(self, batch: Batch, budget: Dial) -> Outputs:
+        """All of an evaluation's figures of one batch."""
+        inputs: dict[str, Any] = batch.tensors(self.model.device)
+        inputs.pop("labels", None)
+        with torch.inference_mode():
+            out: Any = self.model(**inputs, progress=self.progress, budget=budget)
+            layers = out.allocations
+            return Outputs(
+                logits=out.logits.float().cpu().numpy(),
+                heads=torch.stack([a.active.sum(-1) for a in layers], 1).cpu().numpy(),
+                budget=torch.stack([a.budget for a in layers], 1).cpu().numpy(),
+                entropy=torch.stack([relevance_entropy(a.relevance) for a in layers], 1).cpu().numpy(),
+            )
+
+    @contextmanager
+    def session(self, budget: Dial) -> Iterator[None]:
+        """Evaluation mode; random heads are the same each time, and the caller's random numbers are left alone."""
+        was_training, device = self.model.training, self.model.device
+        self.model.train(False)
+        try:
+            with torch.random.fork_rng([device] if device.type == "cuda" else []):
+                torch.manual_seed(0)
+                yield
+        finally:
+            self.model.train(was_training)
