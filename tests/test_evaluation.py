@@ -12,49 +12,46 @@ import torch
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.cost.flops import count
-from budgetformer.data import Encoded
-from budgetformer.evaluate import (
-    Outcome,
-    cost_of,
-    evaluate,
-    mcnemar,
-    model_shape,
-    right,
-    run_model,
-    summarize,
-    wilson,
-)
+from budgetformer.data import TokenTable
+from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.torch import TorchEngine
+from budgetformer.evaluate import cost_of, evaluate, is_correct, mcnemar, model_shape, proportion, row_losses, summarize
+from tests.tables import make_table
 
 
-def encoded(lengths: list[int], labels: Any) -> Encoded:
-    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
-    tokens = (np.arange(offsets[-1]) % 50 + 1).astype(np.int32)
-    rows = len(lengths)
-    return Encoded(tokens, offsets, np.asarray(labels), np.zeros(rows, np.int32), np.arange(rows), 0, False)
+def encoded(lengths: list[int], labels: Any) -> TokenTable:
+    return make_table(np.arange(sum(lengths)) % 50 + 1, lengths, labels)
 
 
-def outcome(logits: list[list[float]], **parts: Any) -> Outcome:
-    rows = len(logits)
-    zeros = np.zeros((rows, 2), np.float32)
-    defaults = {"losses": np.arange(rows, dtype=np.float32), "budget": zeros, "heads": zeros.astype(np.int16)}
-    return Outcome(**{"logits": np.array(logits, np.float32), "entropy": zeros, **defaults, **parts})
+def scored(
+    logits: list[list[float]], table: TokenTable, task: str = "single_label_classification", **parts: Any
+) -> Scores:
+    zeros = np.zeros((len(logits), 2), np.float32)
+    known = {"logits": np.array(logits, np.float32), "budget": zeros, "heads": zeros.astype(np.int16), "entropy": zeros}
+    return Scores(table, task, 4, **{**known, **parts})
+
+
+def engine(model: BudgetFormerForSequenceClassification, batch_tokens: int = 4096) -> TorchEngine:
+    made = TorchEngine(model)
+    made.batch_tokens = batch_tokens
+    return made
 
 
 def config(**options: Any) -> BudgetFormerConfig:
     return BudgetFormerConfig.preset("tiny", **{"vocab_size": 60, "id2label": {0: "a", 1: "b"}, **options})
 
 
+# Newcombe 1998, example b
 def test_wilson_is_the_textbook_interval() -> None:
-    assert wilson(81, 263) == pytest.approx((0.2553, 0.3662), abs=1e-4)  # Newcombe 1998, example b
-    assert wilson(0, 20) == pytest.approx((0.0, 0.1611), abs=1e-4)
-    assert wilson(0, 0) == (0.0, 1.0)
+    assert proportion(81, 263) == pytest.approx({"value": 81 / 263, "low": 0.2553, "high": 0.3662}, abs=1e-4)
+    assert proportion(0, 20) == pytest.approx({"value": 0.0, "low": 0.0, "high": 0.1611}, abs=1e-4)
+    assert proportion(0, 0) == {"value": 0.0, "low": 0.0, "high": 1.0}
 
 
 def test_classification_by_hand() -> None:
     # labels a a a b; predicted a a b b
-    out = outcome([[1, 0], [2, 0], [0, 1], [0, 3]])
-    data = encoded([3, 4, 5, 6], np.array([0, 0, 0, 1], np.int32))
-    result = summarize(out, data, config(), split="test", dial="learned", hardest=2)
+    out = scored([[1, 0], [2, 0], [0, 1], [0, 3]], encoded([3, 4, 5, 6], np.array([0, 0, 0, 1], np.int32)))
+    result = summarize(out, config(), split="test", dial="learned", hardest=2)
     assert result.metric == "accuracy"
     assert result.score == 0.75
     assert result.quality["confusion"] == [[2, 1], [0, 1]]
@@ -62,30 +59,29 @@ def test_classification_by_hand() -> None:
     assert (a["precision"], a["recall"], a["rows"]) == (1.0, pytest.approx(2 / 3), 3)
     assert (b["precision"], b["recall"]) == (0.5, 1.0)
     assert result.quality["macro_f1"] == pytest.approx((0.8 + 2 / 3) / 2)
-    assert [row["row"] for row in result.hardest] == [3, 2]
-    assert result.hardest[1]["label"] == "a"
-    assert result.hardest[1]["predicted"] == "b"
+    assert [row["row"] for row in result.hardest] == [2, 0]
+    assert result.hardest[0]["loss"] == pytest.approx(math.log(1 + math.e))
+    assert result.hardest[0]["label"] == "a"
+    assert result.hardest[0]["predicted"] == "b"
 
 
 def test_multi_label_by_hand() -> None:
-    out = outcome([[1, -1], [1, 1]])
-    data = encoded([3, 4], np.array([[1, 0], [1, 0]], np.uint8))
     made = config(problem_type="multi_label_classification")
-    result = summarize(out, data, made, split="test", dial="learned")
+    out = scored([[1, -1], [1, 1]], encoded([3, 4], np.array([[1, 0], [1, 0]], np.uint8)), made.task)
+    result = summarize(out, made, split="test", dial="learned")
     assert result.quality["exact_match"]["value"] == 0.5
     assert result.score == result.quality["micro_f1"] == pytest.approx(2 * 2 / (3 + 2))
-    assert right(out, data, made.task).tolist() == [True, False]  # type: ignore[union-attr]
+    assert is_correct(out).tolist() == [True, False]  # type: ignore[union-attr]
 
 
 def test_regression_by_hand() -> None:
-    out = outcome([[1.0], [2.0], [4.0]])
-    data = encoded([3, 4, 5], np.array([1.0, 3.0, 2.0], np.float32))
     made = config(id2label={0: "x"}, problem_type="regression")
-    result = summarize(out, data, made, split="test", dial="learned")
+    out = scored([[1.0], [2.0], [4.0]], encoded([3, 4, 5], np.array([1.0, 3.0, 2.0], np.float32)), made.task)
+    result = summarize(out, made, split="test", dial="learned")
     assert result.quality["mse"]["value"] == pytest.approx(5 / 3)
     assert result.quality["mae"] == pytest.approx(1.0)
     assert result.quality["r2"] == pytest.approx(1 - (5 / 3) / (2 / 3))
-    assert right(out, data, made.task) is None
+    assert is_correct(out) is None
 
 
 @pytest.mark.parametrize(
@@ -111,7 +107,8 @@ def test_cost_counts_executed_heads_at_real_lengths() -> None:
     made = config()
     heads = np.array([[1, 2], [4, 4], [2, 2]], np.int16)
     lengths = np.array([5, 9, 5])
-    result = cost_of(heads, np.full((3, 2), 0.5, np.float32), lengths, made)
+    table = encoded(lengths.tolist(), np.zeros(3, np.int32))
+    result = cost_of(scored([[0, 1]] * 3, table, heads=heads, budget=np.full((3, 2), 0.5, np.float32)), made)
     shape = model_shape(made)
     each = [count(shape, int(n), list(k)).total for n, k in zip(lengths, heads, strict=True)]
     assert result["flops_per_text"] == pytest.approx(np.mean(each))
@@ -124,7 +121,7 @@ def test_rows_come_back_in_their_order() -> None:
     model = BudgetFormerForSequenceClassification(config(training_progress=1.0))
     lengths = [9, 3, 7, 3, 12, 1]
     data = encoded(lengths, np.array([0, 1, 0, 1, 0, 1], np.int32))
-    result = run_model(model, data, token_budget=20)
+    result = score(engine(model, 20), data)
     assert model.training
     model.eval()
     for row in range(6):
@@ -134,14 +131,14 @@ def test_rows_come_back_in_their_order() -> None:
         np.testing.assert_allclose(result.logits[row], alone.logits[0].numpy(), atol=1e-5)
         assert result.heads[row].tolist() == [int(a.heads) for a in alone.allocations]
         loss = -math.log(float(alone.logits.softmax(-1)[0, row % 2]))
-        assert result.losses[row] == pytest.approx(loss, abs=1e-5)
+        assert row_losses(result)[row] == pytest.approx(loss, abs=1e-5)
 
 
 def test_shares_of_the_work_add_up_to_the_whole() -> None:
     model = BudgetFormerForSequenceClassification(config())
     data = encoded([4] * 7 + [9] * 5, np.zeros(12, np.int32))
-    whole = run_model(model, data, token_budget=16)
-    parts = [run_model(model, data, token_budget=16, share=(i, 3)) for i in range(3)]
+    whole = score(engine(model, 16), data)
+    parts = [score(engine(model, 16), data, share=(i, 3)) for i in range(3)]
     np.testing.assert_array_equal(sum(p.logits for p in parts), whole.logits)
     np.testing.assert_array_equal(sum(p.heads for p in parts), whole.heads)
 
@@ -151,7 +148,7 @@ def test_evaluation_is_json_and_heeds_the_dial() -> None:
 
     model = BudgetFormerForSequenceClassification(config())
     data = encoded([4, 5, 6], np.array([0, 1, 0], np.int32))
-    results = {dial: evaluate(model, data, split="test", dial=dial) for dial in ("fixed:0.25", "full")}
+    results = {dial: evaluate(engine(model), data, split="test", dial=dial) for dial in ("fixed:0.25", "full")}
     assert results["fixed:0.25"].budget["k_over_h"] == 0.25
     assert results["full"].budget["k_over_h"] == 1.0
     assert results["full"].cost["flops_ratio"] > 1  # all heads and the gates

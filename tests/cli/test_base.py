@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 from budgetformer import calibrate as calibration
 from budgetformer.cli import main
 from budgetformer.models import settle_order
-from budgetformer.runs.run import load_run
+from budgetformer.runs.run import Run
 from budgetformer.training.loop import Fit
 
 FAST = ["--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
@@ -60,10 +60,10 @@ def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> No
     assert result["baseline"]["test"]["budget"]["k_over_h"] == 1.0
     assert [d["dial"] for d in result["dials"]][:3] == ["learned", "mean:0.125", "mean:0.25"]
     assert "import budgetformer.models" in (run / "README.md").read_text()
-    model, _, record = load_run(run)
+    model, record = Run.open(run).model, Run.open(run).record
     assert model.config.allocator == "ranked"
     assert record["recipe"]["base"]
-    assert load_run(run / "baseline")[0].config.allocator == "all"
+    assert Run.open(run / "baseline").model.config.allocator == "all"
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
@@ -81,7 +81,8 @@ def test_the_dial_is_settled_on_the_model_that_is_kept(
     monkeypatch.setattr(Fit, "_validate", lambda self, dial: replace(judged(self, dial), score=next(scores)))
     few = ["--epochs", "2", "--set", "dense_epochs=0", "--set", f"keep={keep}", "--max-length", "16", "--lr", "0.01"]
     assert command("train", reviews, "--base", base, "-o", tmp_path / "run", *few) == 0
-    model, _, record = load_run(tmp_path / "run")
+    opened = Run.open(tmp_path / "run")
+    model, record = opened.model, opened.record
     kept = record["training"]["kept_epoch"]
     assert kept == {"best": 1, "last": 2}[keep]
     assert progress == [kept / 2]
@@ -184,7 +185,7 @@ def test_a_base_is_only_fine_tuned_with_all_heads(reviews: Path, base: Path, tmp
     few = ["--epochs", "1", "--max-length", "32"]
     fresh = save_base(tmp_path / "base", id2label={0: "x", 1: "y", 2: "z"})
     assert command("train", reviews, "--base", fresh, "-o", tmp_path / "dense", *few, *plain) == 0
-    assert load_run(tmp_path / "dense")[0].config.allocator == "all"
+    assert Run.open(tmp_path / "dense").model.config.allocator == "all"
 
 
 def test_wrong_bases_are_named(

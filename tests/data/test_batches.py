@@ -9,8 +9,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tables import make_table
 
-from budgetformer.data import Encoded, collate, eval_plan, plan_epoch
+from budgetformer.data import TokenTable, collate, eval_plan, plan_epoch
 from budgetformer.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=300).map(lambda values: np.array(values, np.int64))
@@ -80,16 +81,8 @@ def test_impossible_plans_are_refused(options: dict[str, int], message: str) -> 
         eval_plan(np.array([9, 2]), **options)
 
 
-def encoded(labels: np.ndarray, pair_start: list[int]) -> Encoded:
-    return Encoded(
-        tokens=np.array([2, 7, 3, 2, 8, 9, 3, 5, 3], np.int32),
-        offsets=np.array([0, 3, 9], np.int64),
-        labels=labels,
-        pair_start=np.array(pair_start, np.int32),
-        lines=np.array([2, 3]),
-        cut=0,
-        has_pairs=any(pair_start),
-    )
+def encoded(labels: np.ndarray, pair_start: list[int]) -> TokenTable:
+    return make_table([2, 7, 3, 2, 8, 9, 3, 5, 3], [3, 6], labels, pair_start)
 
 
 def test_collate_pads_and_masks() -> None:

@@ -15,20 +15,21 @@ import onnx
 import pytest
 from tests.cli.test_train import command
 from tests.export.test_network import make_model
+from tests.tables import make_table
 from tests.training.toy import write_reviews
 
 from budgetformer.bench import Size
 from budgetformer.data import load_tokenizer
+from budgetformer.engine.onnx import OnnxModel
+from budgetformer.engine.scores import score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluate import run_model
 from budgetformer.export import run as export_module
 from budgetformer.export.bench import attention_rows, model_rows
-from budgetformer.export.engine import OnnxModel
 from budgetformer.export.network import build
-from budgetformer.export.rows import Rows, _encoded
-from budgetformer.export.verify import check_equal
+from budgetformer.export.verify import CheckRows, check_equal
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.run import load_run
+from budgetformer.runs.run import Run
 
 TEXTS = ["a superb story of town", "the dull film of people with music and light", "lovely", "poor poor town"]
 
@@ -60,7 +61,7 @@ def inputs(folder: Path, texts: list[str]) -> dict[str, Any]:
 def test_the_directory_is_all_that_it_takes(run: Path, exported: Path) -> None:
     graph = OnnxModel.load(exported)
     assert (graph.labels, graph.task, graph.max_length) == (["neg", "pos"], "single_label_classification", 32)
-    model, tokenizer, _ = load_run(run)
+    model, tokenizer = Run.open(run).model, Run.open(run).tokenizer
     want = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.detach().numpy()
     logits, heads = graph.run(**inputs(graph.tokenizer_folder, TEXTS))
     np.testing.assert_allclose(logits, want, atol=1e-5)
@@ -245,13 +246,13 @@ def test_wrong_input_is_refused(ids: Any, mask: Any, options: Any, message: str,
 
 
 def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:
-    ids = [np.random.default_rng(row).integers(0, 30, 6) for row in range(300)]
-    rows = Rows(_encoded(ids, None, np.zeros(300, np.int32), range(300)), "300 rows", False)
+    ids = np.concatenate([np.random.default_rng(row).integers(0, 30, 6) for row in range(300)])
+    rows = CheckRows(make_table(ids, [6] * 300), "300 rows")
     decided, torn = make_model(), make_model(allocator="fixed")
     for block in torn.encoder.blocks:
         block.attention.allocator.fixed_budget = 0.5 + 1e-6  # type: ignore[assignment]
     for model, passes in ((decided, False), (torn, True)):
-        theirs = run_model(model, rows.encoded, Dial())
+        theirs = score(TorchEngine(model), rows.table, Dial())
         assert check_equal(model, Dial(), rows, theirs, theirs)["undecided_rows"] == 0
         ours = replace(theirs, heads=theirs.heads.copy())
         ours.heads[7] += 1

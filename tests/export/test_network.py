@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from budgetformer.engine.onnx import session
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.export.engine import session
 from budgetformer.export.network import build
 from budgetformer.export.run import nodes
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification

@@ -11,9 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from budgetformer.data import Encoded
+from budgetformer.data import TokenTable
+from budgetformer.engine.scores import score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluate import run_model
 from budgetformer.models import (
     BudgetedClassifier,
     RetrofitConfig,
@@ -26,21 +27,18 @@ from budgetformer.models import (
 from budgetformer.models.freezing import freeze
 from budgetformer.models.sites import RetrofitAttention
 from tests.models.tiny import HEADS, KINDS, LAYERS, VOCAB, ragged, tiny
+from tests.tables import make_table
 
 LABELS = torch.tensor([0, 1, 2, 0, 1])
 
 
-def encoded(rows: int = 12) -> Encoded:
+def encoded(rows: int = 12) -> TokenTable:
     rng = np.random.default_rng(0)
     lengths = rng.integers(3, 9, rows)
-    return Encoded(
-        tokens=rng.integers(5, VOCAB, lengths.sum()).astype(np.int32),
-        offsets=np.concatenate([[0], lengths.cumsum()]),
-        labels=rng.integers(0, 3, rows).astype(np.int32),
-        pair_start=np.zeros(rows, np.int32),
-        lines=np.arange(rows),
-        cut=0,
-        has_pairs=False,
+    return make_table(
+        rng.integers(5, VOCAB, lengths.sum()).astype(np.int32),
+        lengths.tolist(),
+        rng.integers(0, 3, rows).astype(np.int32),
     )
 
 
@@ -310,9 +308,9 @@ def test_settling_makes_the_dial_exact_and_changes_no_score(tmp_path: Path) -> N
             gate.centre += 1.0  # the mean input has drifted since the start
 
     def executed(asked: float) -> float:
-        return float(run_model(model, data, f"mean:{asked}").heads.mean() / HEADS)
+        return float(score(TorchEngine(model), data, f"mean:{asked}").heads.mean() / HEADS)
 
-    before, x = run_model(model, data, "full"), torch.randn(3, 5, model.config.hidden_size)
+    before, x = score(TorchEngine(model), data, "full"), torch.randn(3, 5, model.config.hidden_size)
     scores = [gate.scores(x, None) for gate in model.gates]
     assert abs(executed(0.5) - 0.5) > 0.1
     settle_order(model, data)
@@ -321,13 +319,13 @@ def test_settling_makes_the_dial_exact_and_changes_no_score(tmp_path: Path) -> N
     assert [k for k in range(13) if abs(shares[k] - k / 12) > 0.1] == []
     assert [k for k in (3, 6, 9) if abs(shares[k] - k / 12) > 0.03] == []
     assert (executed(0), executed(1)) == (0, 1)
-    assert run_model(model, data, "fixed:0.5").heads.sum(1).tolist() == [LAYERS * HEADS // 2] * len(data)
+    assert score(TorchEngine(model), data, "fixed:0.5").heads.sum(1).tolist() == [LAYERS * HEADS // 2] * len(data)
     for gate, was in zip(model.gates, scores, strict=True):
         torch.testing.assert_close(gate.scores(x, None), was)
-    np.testing.assert_array_equal(run_model(model, data, "full").logits, before.logits)
+    np.testing.assert_array_equal(score(TorchEngine(model), data, "full").logits, before.logits)
     model.save_pretrained(tmp_path)
-    again = run_model(BudgetedClassifier.from_pretrained(tmp_path), data, "mean:0.25")
-    np.testing.assert_array_equal(again.heads, run_model(model, data, "mean:0.25").heads)
+    again = score(TorchEngine(BudgetedClassifier.from_pretrained(tmp_path)), data, "mean:0.25")
+    np.testing.assert_array_equal(again.heads, score(TorchEngine(model), data, "mean:0.25").heads)
     settle_order(retrofit(tiny("bert"), allocator="order"), data)  # nothing to move
 
 
@@ -341,6 +339,8 @@ def test_settling_few_heads_leaves_a_whole_dial(layers: int, heads: int) -> None
             assert gate.scorer is not None
             gate.scorer.weight.normal_(std=0.3)
     settle_order(model, data)
-    shares = [run_model(model, data, f"mean:{k / (layers * heads)}").heads.mean() for k in range(layers * heads + 1)]
+    shares = [
+        score(TorchEngine(model), data, f"mean:{k / (layers * heads)}").heads.mean() for k in range(layers * heads + 1)
+    ]
     assert shares == sorted(shares)
     assert (shares[0], shares[-1]) == (0, heads)

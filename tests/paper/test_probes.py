@@ -4,10 +4,12 @@ import numpy as np
 import pytest
 import torch
 
-from budgetformer.data import Encoded
-from budgetformer.evaluate import run_model
+from budgetformer.data import TokenTable
+from budgetformer.engine.scores import score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.paper.probes import GivenHeads, best_static, given, probe, rows_of, some_rows
+from budgetformer.paper.probes import GivenHeads, best_static, given, probe, some_rows
+from tests.tables import make_table
 
 
 def make_model(**options: object) -> BudgetFormerForSequenceClassification:
@@ -19,14 +21,11 @@ def make_model(**options: object) -> BudgetFormerForSequenceClassification:
     return model
 
 
-def make_rows(rows: int = 30) -> Encoded:
+def make_rows(rows: int = 30) -> TokenTable:
     rng = np.random.default_rng(0)
     lengths = rng.integers(2, 9, rows)
-    return Encoded(
-        tokens=rng.integers(5, 50, lengths.sum(), dtype=np.int32), offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        labels=rng.integers(0, 2, rows, dtype=np.int32), pair_start=np.zeros(rows, np.int32),
-        lines=np.arange(1, rows + 1), cut=0, has_pairs=False,
-    )  # fmt: skip
+    tokens = rng.integers(5, 50, lengths.sum(), dtype=np.int32)
+    return make_table(tokens, lengths.tolist(), rng.integers(0, 2, rows, dtype=np.int32))
 
 
 def test_given_heads_are_the_same_for_every_input() -> None:
@@ -41,9 +40,9 @@ def test_given_heads_are_the_same_for_every_input() -> None:
 
 def test_every_head_at_weight_one_is_the_dense_model() -> None:
     model, rows = make_model(allocator="all"), make_rows()
-    before = run_model(model, rows)
+    before = score(TorchEngine(model), rows)
     with given(model, {0: torch.ones(4), 1: torch.ones(4)}):
-        np.testing.assert_allclose(run_model(model, rows).logits, before.logits, atol=1e-5)
+        np.testing.assert_allclose(score(TorchEngine(model), rows).logits, before.logits, atol=1e-5)
 
 
 def test_a_removed_layer_leaves_its_bias() -> None:
@@ -59,13 +58,13 @@ def test_a_removed_layer_leaves_its_bias() -> None:
 
 def test_the_models_own_allocators_come_back() -> None:
     model, rows = make_model(), make_rows()
-    before, own = run_model(model, rows), [block.attention.allocator for block in model.encoder.blocks]
+    before, own = score(TorchEngine(model), rows), [block.attention.allocator for block in model.encoder.blocks]
     with given(model, {0: torch.zeros(4)}):
-        assert run_model(model, rows).logits.tolist() != before.logits.tolist()
+        assert score(TorchEngine(model), rows).logits.tolist() != before.logits.tolist()
     with pytest.raises(RuntimeError, match="on purpose"), given(model, {0: torch.zeros(4)}):
         raise RuntimeError("on purpose")
     assert [block.attention.allocator for block in model.encoder.blocks] == own
-    np.testing.assert_array_equal(run_model(model, rows).logits, before.logits)
+    np.testing.assert_array_equal(score(TorchEngine(model), rows).logits, before.logits)
 
 
 def test_the_best_static_heads_are_those_with_most_weight() -> None:
@@ -90,7 +89,7 @@ def test_rows_are_drawn_once_and_kept_whole() -> None:
     assert len(rows) == 7
     assert rows.tolist() == some_rows(encoded, 7).tolist() == sorted(rows)
     assert some_rows(encoded, None).tolist() == list(range(30))
-    few = rows_of(encoded, rows)
+    few = encoded.select(rows)
     for place, row in enumerate(rows):
         mine = few.tokens[few.offsets[place] : few.offsets[place + 1]]
         assert mine.tolist() == encoded.tokens[encoded.offsets[row] : encoded.offsets[row + 1]].tolist()
@@ -100,7 +99,7 @@ def test_rows_are_drawn_once_and_kept_whole() -> None:
 def test_probes_of_both_models() -> None:
     rows = make_rows()
     for model in (make_model(), make_model(allocator="all")):
-        outcome = run_model(model, rows)
+        outcome = score(TorchEngine(model), rows)
         found = probe(model, rows, rows, outcome, 20)
         assert found["rows"] == 20
         assert set(found["removed"]) == {"1", "2"}

@@ -16,9 +16,9 @@ import pyarrow.parquet
 import pytest
 
 from budgetformer.data import DataSource
-from budgetformer.engine.scorer import Scorer
 from budgetformer.predict import input as rows
 from budgetformer.predict.job import Predictor, Request
+from budgetformer.runs.run import Run
 from tests.cli.test_train import command
 from tests.predict.toy import make_rows, make_run
 
@@ -37,7 +37,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(run: Path) -> Predictor:
-    return Predictor.from_run(run)
+    return Predictor(Run.open(run))
 
 
 @pytest.fixture(scope="module")
@@ -87,9 +87,9 @@ def test_every_format_goes_into_every_other(predictor: Predictor, tmp_path: Path
     labels = np.array(["neg", "pos", "none"])[scores.probabilities.argmax(1)]
     assert [row["label"] for row in got] == labels.tolist()
     np.testing.assert_allclose([float(row["score"]) for row in got], scores.probabilities.max(1), atol=2e-6)
-    np.testing.assert_allclose([float(row["heads"]) for row in got], scores.share, atol=1e-6)
-    assert [str(row["cut"]).lower() for row in got] == [str(cut).lower() for cut in scores.cut.tolist()]
-    assert 0 < scores.cut.sum() < len(ROWS)
+    np.testing.assert_allclose([float(row["heads"]) for row in got], scores.head_share, atol=1e-6)
+    assert [str(row["cut"]).lower() for row in got] == [str(cut).lower() for cut in scores.table.truncated.tolist()]
+    assert 0 < scores.table.truncated.sum() < len(ROWS)
     assert {path.name for path in tmp_path.iterdir()} == {source, target}
 
 
@@ -149,7 +149,7 @@ def test_multi_label_and_regression(tmp_path: Path) -> None:
     assert command("predict", str(multi), str(data), "-o", str(tmp_path / "m.parquet")) == 0
     numbers = make_run(tmp_path / "numbers", problem_type="regression", id2label={0: "x"}, label2id={"x": 0})
     assert command("predict", str(numbers), str(data), "-o", str(tmp_path / "n.jsonl")) == 0
-    values = Scorer.from_run(numbers).score([row["text"] for row in ROWS]).probabilities[:, 0]
+    values = Run.open(numbers).scorer().score([row["text"] for row in ROWS]).probabilities[:, 0]
     assert list(read(tmp_path / "n.jsonl")[0])[3:] == ["score", "heads", "cut"]
     np.testing.assert_allclose([row["score"] for row in read(tmp_path / "n.jsonl")], values, rtol=1e-5)
 
@@ -158,7 +158,7 @@ def test_pairs_are_read_from_the_columns_of_the_run(pair_run: Path, tmp_path: Pa
     table = [{"hypothesis": f"a film {n}", "premise": "the story"} for n in range(10)]
     data, out = write(tmp_path / "d.jsonl", table), tmp_path / "o.jsonl"
     assert command("predict", str(pair_run), str(data), "-o", str(out)) == 0
-    scores = Scorer.from_run(pair_run).score(["the story"] * 10, [row["hypothesis"] for row in table])
+    scores = Run.open(pair_run).scorer().score(["the story"] * 10, [row["hypothesis"] for row in table])
     np.testing.assert_allclose([row["score"] for row in read(out)], scores.probabilities.max(1), atol=2e-6)
 
 

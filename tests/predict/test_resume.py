@@ -16,8 +16,10 @@ from budgetformer.data.columns import Columns
 from budgetformer.data.examples import BadRows
 from budgetformer.data.sources import BadRow, RawRow
 from budgetformer.errors import ModelError
-from budgetformer.predict import job, rows, sinks
+from budgetformer.predict import input as rows
+from budgetformer.predict import job, sinks
 from budgetformer.predict.job import Predictor, Request
+from budgetformer.runs.run import Run
 from tests.cli.test_train import command
 from tests.predict.test_predict import ROWS, write
 from tests.predict.toy import make_run
@@ -41,7 +43,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def predictor(run: Path) -> Predictor:
-    return Predictor.from_run(run)
+    return Predictor(Run.open(run))
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.data.pieces import TextError
+from budgetformer.data.tokens import TextError
 from budgetformer.engine.scorer import Scorer
 from budgetformer.errors import UsageError
 from tests.predict.toy import WORDS, make_scorer, tokenizer
@@ -36,7 +36,7 @@ def test_neighbours_and_batch_size_do_not_matter(config: dict[str, Any], texts: 
         out = alone(scorer, text, pairs[row] if pairs else None)
         np.testing.assert_allclose(scores.probabilities[row], out.logits.softmax(-1)[0].numpy(), atol=1e-6)
         assert scores.heads[row].tolist() == [int(a.active.sum()) for a in out.allocations]
-        assert scores.share[row] == pytest.approx(scores.heads[row].mean() / 4)
+        assert scores.head_share[row] == pytest.approx(scores.heads[row].mean() / 4)
 
 
 _MADE: dict[Any, Scorer] = {}
@@ -71,8 +71,8 @@ def test_no_texts_give_no_scores() -> None:
 
 def test_the_dial_sets_the_heads_and_random_heads_repeat() -> None:
     texts = ["a great story of town", "some awful film"]
-    assert make_scorer(dial="fixed:0.5").score(texts).heads.tolist() == [[2, 2], [2, 2]]
-    scorer = make_scorer(dial="random")
+    assert make_scorer(budget="fixed:0.5").score(texts).heads.tolist() == [[2, 2], [2, 2]]
+    scorer = make_scorer(budget="random")
     before = torch.get_rng_state()
     first, again = scorer.score(texts), scorer.score(texts)
     np.testing.assert_array_equal(first.probabilities, again.probabilities)
@@ -89,20 +89,20 @@ def ids(text: str, pair: str | None = None) -> list[int]:
 
 def test_cut_keeps_the_beginning_and_says_so() -> None:
     scores = make_scorer().score([FITS, LONG_TEXT])
-    assert scores.cut.tolist() == [False, True]
+    assert scores.table.truncated.tolist() == [False, True]
     assert scores.tokens.tolist() == [len(ids(FITS)), 16]
     exact = " ".join(WORDS[:14])
     assert len(ids(exact)) == 16
-    assert not make_scorer().score([exact]).cut[0]
+    assert not make_scorer().score([exact]).table.truncated[0]
 
 
 def test_head_tail_keeps_both_ends() -> None:
     encoded = make_scorer(max_length=9, long="head-tail").encode([FITS, LONG_TEXT])
-    rows = [encoded.encoded.tokens[a:b].tolist() for a, b in zip(*_spans(encoded), strict=True)]
+    rows = [encoded.tokens[a:b].tolist() for a, b in zip(*_spans(encoded), strict=True)]
     inner = ids(LONG_TEXT)[1:-1]
     assert rows[0] == ids(FITS)
     assert rows[1] == [ids("")[0], *inner[:4], *inner[-3:], ids("")[-1]]
-    assert encoded.cut.tolist() == [False, True]
+    assert encoded.truncated.tolist() == [False, True]
 
 
 def test_head_tail_of_a_pair_holds_for_each_text() -> None:
@@ -110,12 +110,12 @@ def test_head_tail_of_a_pair_holds_for_each_text() -> None:
     pieces = make_scorer(max_length=12, long="head-tail").encode([first], [second])
     a, b = ids(first)[1:-1], ids(second)[1:-1]
     cls, sep = ids("")
-    assert pieces.encoded.tokens.tolist() == [cls, *a, sep, *b[:3], *b[-3:], sep]
-    assert pieces.encoded.pair_start.tolist() == [5]
+    assert pieces.tokens.tolist() == [cls, *a, sep, *b[:3], *b[-3:], sep]
+    assert pieces.pair_start.tolist() == [5]
 
 
 def _spans(pieces: Any) -> tuple[Any, Any]:
-    return pieces.encoded.offsets[:-1], pieces.encoded.offsets[1:]
+    return pieces.offsets[:-1], pieces.offsets[1:]
 
 
 def test_windows_read_everything_and_average_by_tokens() -> None:
@@ -123,7 +123,7 @@ def test_windows_read_everything_and_average_by_tokens() -> None:
     text = " ".join(WORDS[:15])
     pieces = scorer.encode([FITS, text, FITS])
     inner, (cls, sep) = ids(text)[1:-1], ids("")
-    windows = [pieces.encoded.tokens[a:b].tolist() for a, b in zip(*_spans(pieces), strict=True)][1:-1]
+    windows = [pieces.tokens[a:b].tolist() for a, b in zip(*_spans(pieces), strict=True)][1:-1]
     assert windows == [[cls, *inner[:8], sep], [cls, *inner[6:14], sep], [cls, *inner[12:], sep]]
     scores = scorer.score([FITS, text, FITS])
     with torch.inference_mode():
@@ -131,7 +131,7 @@ def test_windows_read_everything_and_average_by_tokens() -> None:
     mean = np.average(parts, axis=0, weights=[len(w) for w in windows])
     np.testing.assert_allclose(scores.probabilities[1], mean, atol=1e-6)
     np.testing.assert_allclose(scores.probabilities[0], scores.probabilities[2], atol=1e-6)
-    assert scores.cut.tolist() == [False] * 3
+    assert scores.table.truncated.tolist() == [False] * 3
     assert scores.tokens.tolist() == [6, sum(map(len, windows)), 6]
 
 

@@ -14,6 +14,8 @@ import torch
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.data import train_tokenizer
 from budgetformer.engine.scorer import Scorer
+from budgetformer.engine.torch import TorchEngine
+from budgetformer.runs.run import FORMAT_VERSION
 
 WORDS = "the film was a story of some people in town with music and light great awful".split()
 
@@ -33,7 +35,7 @@ def make_model(**options: Any) -> BudgetFormerForSequenceClassification:
 
 
 def make_scorer(max_length: int = 16, *, config: dict[str, Any] | None = None, **options: Any) -> Scorer:
-    return Scorer(make_model(**(config or {})), tokenizer(), max_length, **options)
+    return Scorer(TorchEngine(make_model(**(config or {})).eval()), tokenizer(), max_length, **options)
 
 
 def make_run(folder: Path, texts: Sequence[str] = ("text",), *, max_length: int = 16, **options: Any) -> Path:
@@ -42,7 +44,11 @@ def make_run(folder: Path, texts: Sequence[str] = ("text",), *, max_length: int 
     model.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     data = {"data": "d.csv", "text": None, "text_pair": None}
-    record = {"status": "done", "max_length": max_length, "data": data, "text_columns": list(texts)}
+    record = {
+        "format_version": FORMAT_VERSION, "name": folder.name, "status": "done", "max_length": max_length, "data": data,
+        "text_columns": list(texts), "pairs": len(texts) == 2, "task": model.config.task,
+        "labels": [] if model.config.task == "regression" else model.config.label_names,
+    }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(record))
     return folder
 

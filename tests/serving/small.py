@@ -11,6 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.data.tokenizer import train_tokenizer
+from budgetformer.runs.run import FORMAT_VERSION
 
 TEXTS = [
     "the small train was late but the view over the lake was lovely",
@@ -35,6 +36,10 @@ def write_run(folder: Path, *, pairs: bool = False, max_length: int = 24, **opti
     model, tokenizer = small(segment_embeddings=pairs, **options)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    record = {"status": "done", "max_length": max_length, "pairs": pairs}
+    record = {
+        "format_version": FORMAT_VERSION, "name": folder.name, "status": "done", "max_length": max_length,
+        "pairs": pairs, "task": model.config.task,
+        "labels": [] if model.config.task == "regression" else model.config.label_names,
+    }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     return folder

@@ -14,9 +14,9 @@ import torch
 from tests.serving.small import TEXTS, write_run
 from tests.serving.toy import Client, running
 
-from budgetformer.engine.scorer import Scorer
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.nn.allocation import Dial
+from budgetformer.runs.run import Run
 from budgetformer.serving.app import make_app
 from budgetformer.serving.engine import Engine
 from budgetformer.serving.settings import Settings
@@ -39,7 +39,7 @@ def engine_of(run: Path, **options: Any) -> Engine:
 @pytest.mark.parametrize("budget", ["learned", "full", "fixed:0.25"])
 def test_the_engine_answers_as_the_scorer_does(run: Path, budget: str) -> None:
     engine, texts = engine_of(run), [*TEXTS, "lake " * 40]
-    scores = Scorer.from_run(run, budget).score(texts)
+    scores = Run.open(run).scorer(budget).score(texts)
     pieces = engine.encode([(text, None) for text in texts])
     for results in (
         engine.run(pieces, Dial.parse(budget)),
@@ -47,13 +47,13 @@ def test_the_engine_answers_as_the_scorer_does(run: Path, budget: str) -> None:
     ):
         np.testing.assert_allclose([result.values for result in results], scores.probabilities, atol=1e-5)
         assert [result.heads for result in results] == scores.heads.sum(1).tolist()
-    assert [piece.cut for piece in pieces] == [False, False, False, True]
+    assert [piece.truncated for piece in pieces] == [False, False, False, True]
     assert [piece.tokens for piece in pieces] == scores.tokens.tolist()
 
 
 def test_pairs_answer_as_the_scorer_does(pair_run: Path) -> None:
     engine = engine_of(pair_run)
-    scores = Scorer.from_run(pair_run).score(TEXTS[:2], TEXTS[1:])
+    scores = Run.open(pair_run).scorer().score(TEXTS[:2], TEXTS[1:])
     results = engine.run(engine.encode(list(itertools.pairwise(TEXTS))), engine.budget)
     np.testing.assert_allclose([result.values for result in results], scores.probabilities, atol=1e-5)
     engine.self_test()
@@ -67,7 +67,7 @@ def test_the_self_test_finds_weights_that_are_not_numbers(run: Path) -> None:
     engine = engine_of(run)
     engine.self_test()
     with torch.no_grad():
-        engine._scorer.model.classifier.weight[0, 0] = torch.nan
+        engine.source.model.classifier.weight[0, 0] = torch.nan
     with pytest.raises(ModelError, match="not finite"):
         engine.self_test()
 
@@ -103,7 +103,7 @@ def test_several_labels_and_numbers(tmp_path: Path) -> None:
     (piece,) = several.encode([(TEXTS[0], None)])
     result = several.run([piece], several.budget)[0]
     answer = several.render(piece, result, None)
-    assert answer["labels"] == [name for name, chance in answer["probabilities"].items() if chance >= 0.5]
+    assert answer["labels"] == [name for name, chance in answer["probabilities"].items() if chance > 0.5]
     assert set(answer["probabilities"]) == {"travel", "film", "money"}
     assert "label" not in answer
     number = engine_of(write_run(tmp_path / "number", problem_type="regression", id2label={0: "LABEL_0"}))

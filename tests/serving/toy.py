@@ -7,13 +7,15 @@ import json
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tests.tables import make_table
 
 from budgetformer.nn.allocation import Dial
-from budgetformer.serving.engine import Engine, Piece, Result, Text
+from budgetformer.serving.engine import Engine, Result, Text, Work
 from budgetformer.serving.settings import DIALS
 
 RUN = Path("run")
@@ -33,21 +35,25 @@ class ToyEngine(Engine):
         self.begun = threading.Event()
         self.batches: list[tuple[str, list[int]]] = []
 
-    def encode(self, texts: Sequence[Text]) -> list[Piece]:
+    def encode(self, texts: Sequence[Text]) -> list[Work]:
         pieces = []
         for first, second in texts:
             words = (first if second is None else f"{first} {second}").split()
-            ids = np.array([len(word) for word in words], np.int32)
-            pieces.append(Piece(ids[: self.max_tokens], int(first.startswith("good")), len(words) > self.max_tokens))
+            ids = [len(word) for word in words][: self.max_tokens]
+            table = make_table(ids, [len(ids)], pair_start=[int(first.startswith("good"))])
+            pieces.append(Work(replace(table, truncated=np.array([len(words) > self.max_tokens]))))
         return pieces
 
-    def run(self, pieces: Sequence[Piece], dial: Dial) -> list[Result]:
+    def run(self, pieces: Sequence[Work], dial: Dial) -> list[Result]:
         self.begun.set()
         self.gate.wait()
         if self.fails:
             raise ZeroDivisionError(self.fails)
         self.batches.append((str(dial), [piece.tokens for piece in pieces]))
-        return [Result([0.25, 0.75] if piece.pair_start else [0.75, 0.25], 3) for piece in pieces]
+        return [
+            Result(np.array([0.25, 0.75] if piece.table.pair_start[0] else [0.75, 0.25], np.float32), 3)
+            for piece in pieces
+        ]
 
     def explain(self, text: Text, dial: Dial) -> dict[str, Any]:
         layer = {"s": 0.5, "k": 2, "relevance": [0.25] * 4, "weights": [0.5] * 4, "active": [True] * 4}

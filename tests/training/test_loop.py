@@ -16,8 +16,9 @@ from safetensors.torch import load_file
 
 from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource
+from budgetformer.engine.scores import score
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluate import run_model
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.loop import Fit, Interrupted, rate_at
 from budgetformer.training.prepare import Prepared, make_config, prepare
@@ -283,7 +284,7 @@ def test_a_half_precision_run_ends_with_the_models_own_forward(prepared: Prepare
         pytest.skip("bf16 ends the process on this CPU")
     run = fit(prepared, tmp_path, recipe)
     run.run()
-    few = prepared.splits["validation"].first(8)
+    few = prepared.splits["validation"].select(np.arange(8))
     fresh = type(run.model)(run.model.config)
     fresh.load_state_dict(run.model.state_dict())
-    np.testing.assert_array_equal(run_model(fresh, few).logits, run_model(run.model, few).logits)
+    np.testing.assert_array_equal(score(TorchEngine(fresh), few).logits, score(TorchEngine(run.model), few).logits)

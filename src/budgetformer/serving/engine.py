@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.answers import named, ranking, rounded
-from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.scores import score
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.explain import attention, explain
 from budgetformer.nn.allocation import Dial
@@ -27,24 +29,23 @@ class Work(NamedTuple):
     def tokens(self) -> int:
         return len(self.table.tokens)
 
+    @property
+    def truncated(self) -> bool:
+        return bool(self.table.truncated[0])
+
 
 class Result(NamedTuple):
-    """One text's row of a batch's scores."""
+    """The model's probabilities (for regression its value) for a text, and the number of heads that it computed."""
 
-    scores: Scores
-    row: int
-
-    @property
-    def heads(self) -> int:
-        """The heads that ran, of all layers."""
-        return int(self.scores.heads[self.row].sum())
+    values: NDArray[np.float32]  # (C,)
+    heads: int
 
 
 class Engine:
     """A run that is ready to answer."""
 
     def __init__(self, settings: Settings) -> None:
-        self.run_ = run = Run.open(settings.run)
+        self.source = run = Run.open(settings.run)
         self._scorer = scorer = run.scorer()
         self._batch_tokens = settings.batch_tokens
         config = scorer.config
@@ -59,7 +60,7 @@ class Engine:
 
     def dial(self, text: str) -> Dial:
         """A dial from its text, or by the name of an operating point; the paper's ablations are refused."""
-        dial = self.run_.budget(text)
+        dial = self.source.budget(text)
         if dial.mode not in self.dials:
             shown = (f"{mode}:X" if mode in ("fixed", "max", "mean") else mode for mode in self.dials)
             raise UsageError(f"budget {text!r} is not for this run's service: give one of {', '.join(shown)}")
@@ -74,11 +75,11 @@ class Engine:
         """The model on one batch."""
         table = TokenTable.join([work.table for work in works])
         scores = score(self._scorer.engine, table, dial, one_batch=True)
-        return [Result(scores, row) for row in range(len(works))]
+        return [Result(*row) for row in zip(scores.probabilities, scores.heads.sum(1).tolist(), strict=True)]
 
     def render(self, work: Work, result: Result, top: int | None) -> dict[str, Any]:
         """The answer for one text, as JSON."""
-        probabilities = result.scores.probabilities[result.row : result.row + 1]
+        probabilities = result.values[None]
         values = rounded(probabilities, self.task)[0].tolist()
         answer: dict[str, Any] = {}
         if self.task == "regression":
@@ -93,21 +94,24 @@ class Engine:
                 answer["label"], answer["score"] = next(iter(shown.items()))
             answer["probabilities"] = shown
         heads = {"used": result.heads, "possible": self.possible}
-        return {**answer, "heads": heads, "tokens": work.tokens, "cut": bool(work.table.truncated[0])}
+        return {**answer, "heads": heads, "tokens": work.tokens, "cut": work.truncated}
 
     def explain(self, text: Text, dial: Dial) -> dict[str, Any]:
         """The answer for a text, with every layer's heads and what they cost."""
-        return explain(self.run_.model, self._scorer.tokenizer, *text, dial, self.max_tokens)
+        return explain(self.source.model, self._scorer.tokenizer, *text, dial, self.max_tokens)
 
     def attention(self, text: Text, dial: Dial, layer: int, head: int) -> dict[str, Any]:
         """Where one head looks."""
-        return attention(self.run_.model, self._scorer.tokenizer, *text, layer, head, dial, self.max_tokens)
+        return attention(self.source.model, self._scorer.tokenizer, *text, layer, head, dial, self.max_tokens)
 
     def self_test(self) -> None:
         """Run a short and a long text together, and see that the answers can be answers."""
         texts = ("test", "word " * self.max_tokens)
         works = self.encode([(text, text if self.pairs else None) for text in texts])
         for work, result in zip(works, self.run(works, self.budget), strict=True):
-            finite = all(map(math.isfinite, result.scores.probabilities[result.row]))
-            if not finite or not 0 <= result.heads <= self.possible or not 0 < work.tokens <= self.max_tokens:
+            if (
+                not np.isfinite(result.values).all()
+                or not 0 <= result.heads <= self.possible
+                or not 0 < work.tokens <= self.max_tokens
+            ):
                 raise ModelError("the model's answers are not finite, or it reads too much: train or copy it again")

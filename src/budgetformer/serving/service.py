@@ -100,7 +100,7 @@ class Service:
         metrics.batch.observe(len(pieces))
         metrics.texts.inc(len(pieces))
         metrics.tokens.inc(sum(piece.tokens for piece in pieces))
-        metrics.cut.inc(sum(bool(piece.table.truncated[0]) for piece in pieces))
+        metrics.cut.inc(sum(piece.truncated for piece in pieces))
         metrics.used.inc(sum(result.heads for result in results))
         metrics.possible.inc(len(results) * self.engine.possible)
         return results

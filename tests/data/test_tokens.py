@@ -9,7 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from budgetformer.data import DataSource, Encoded, collate, encode, encoded, eval_plan, open_data, train_tokenizer
+from budgetformer.data import (
+    DataSource,
+    TokenTable,
+    collate,
+    encode_split,
+    eval_plan,
+    open_data,
+    tokens,
+    train_tokenizer,
+)
 from budgetformer.data.dataset import DataSet
 from budgetformer.errors import UsageError
 
@@ -28,7 +37,7 @@ def make(tmp_path: Path, pair: bool = False, **label: Any) -> DataSet:
     return open_data(DataSource(str(path)))
 
 
-def tokens_of(result: Encoded, row: int) -> list[int]:
+def tokens_of(result: TokenTable, row: int) -> list[int]:
     return result.tokens[result.offsets[row] : result.offsets[row + 1]].tolist()
 
 
@@ -42,10 +51,10 @@ def tokenizer() -> Any:
 def test_it_equals_the_tokenizers_own_answer(
     pair: bool, max_length: int, tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoded, "CHUNK_ROWS", 7)  # several chunks, the last one short
+    monkeypatch.setattr(tokens, "CHUNK_ROWS", 7)  # several chunks, the last one short
     data = make(tmp_path, pair)
     split = data.splits["train"]
-    result = encode(split, data, tokenizer, max_length)
+    result = encode_split(split, data, tokenizer, max_length)
     examples = list(split.examples())
     assert len(result) == split.rows == len(examples)
     cut = 0
@@ -56,7 +65,7 @@ def test_it_equals_the_tokenizers_own_answer(
         start = result.pair_start[row]
         assert own["token_type_ids"] == [int(bool(start) and i >= start) for i in range(result.lengths[row])]
         cut += len(tokenizer(example.text, example.text_pair)["input_ids"]) > max_length
-    assert result.cut == cut
+    assert result.truncated.sum() == cut
     assert result.lines.tolist() == [example.line for example in examples]
     assert result.tokens.dtype == np.int32
     assert result.has_pairs == pair
@@ -66,15 +75,15 @@ def test_the_tokenizer_is_left_as_it_was(tokenizer: Any, tmp_path: Path) -> None
     tokenizer("one")  # resets what an earlier call with truncation left behind
     before = tokenizer.backend_tokenizer.to_str()
     data = make(tmp_path)
-    encode(data.splits["train"], data, tokenizer, 6)
+    encode_split(data.splits["train"], data, tokenizer, 6)
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
 def test_memory_is_about_four_bytes_a_token(tokenizer: Any, tmp_path: Path) -> None:
     data = make(tmp_path)
-    result = encode(data.splits["train"], data, tokenizer, 64)
+    result = encode_split(data.splits["train"], data, tokenizer, 64)
     assert result.tokens.nbytes == 4 * result.offsets[-1]
-    assert result.nbytes <= 4 * len(result.tokens) + 32 * len(result) + 8
+    assert result.nbytes <= 4 * len(result.tokens) + 32 * len(result) + 16
 
 
 def test_labels_by_task(tokenizer: Any, tmp_path: Path) -> None:
@@ -86,7 +95,7 @@ def test_labels_by_task(tokenizer: Any, tmp_path: Path) -> None:
     for task, (labels, dtype, values) in expected.items():
         data = make(tmp_path, label=labels)
         assert data.task == task
-        result = encode(data.splits["train"], data, tokenizer, 32)
+        result = encode_split(data.splits["train"], data, tokenizer, 32)
         assert result.labels.dtype == dtype
         wanted = [values[example.label] for example in data.splits["train"].examples()]  # type: ignore[index]
         assert result.labels.tolist() == wanted
@@ -94,13 +103,13 @@ def test_labels_by_task(tokenizer: Any, tmp_path: Path) -> None:
 
 def test_batches_of_a_split_hold_its_rows(tokenizer: Any, tmp_path: Path) -> None:
     data = make(tmp_path, pair=True)
-    result = encode(data.splits["train"], data, tokenizer, 16)
+    result = encode_split(data.splits["train"], data, tokenizer, 16)
     seen = 0
     for rows in eval_plan(result.lengths, token_budget=64):
         batch = collate(result, rows, tokenizer.pad_token_id)
         own = tokenizer.pad({"input_ids": [tokens_of(result, row) for row in rows]})
         assert batch.input_ids.tolist() == own["input_ids"]
-        assert batch.attention_mask.int().tolist() == own["attention_mask"]
+        assert batch.attention_mask.astype(int).tolist() == own["attention_mask"]
         seen += len(rows)
     assert seen == len(result)
 
@@ -108,4 +117,4 @@ def test_batches_of_a_split_hold_its_rows(tokenizer: Any, tmp_path: Path) -> Non
 def test_a_length_without_room_for_text_is_refused(tokenizer: Any, tmp_path: Path) -> None:
     data = make(tmp_path, pair=True)
     with pytest.raises(UsageError, match="max_length is 4: it must be at least 5"):
-        encode(data.splits["train"], data, tokenizer, 4)
+        encode_split(data.splits["train"], data, tokenizer, 4)
