@@ -15,8 +15,8 @@ import torch
 from numpy.typing import NDArray
 from torch.nn import functional as F
 
-from budgetformer.cost.flops import ModelShape, count
-from budgetformer.cost.paper import Shape, attention_flops
+from budgetformer.cost.flops import Shape, count
+from budgetformer.cost.paper import attention_flops
 from budgetformer.data import Encoded, collate, eval_plan
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
@@ -271,14 +271,15 @@ def _budget(outcome: Outcome, encoded: Encoded, config: BudgetFormerConfig, name
     return result
 
 
-def model_shape(config: BudgetFormerConfig) -> ModelShape:
+def model_shape(config: BudgetFormerConfig) -> Shape:
     """The sizes of a config that FLOPs depend on."""
-    return ModelShape(
+    return Shape(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         width=config.hidden_size,
         inner=config.intermediate_size,
         labels=config.labels,
+        vocab=config.vocab_size,
         budget_net=config.allocator in ("learned", "random"),
         scorer=config.allocator in ("learned", "fixed", "ranked"),
     )
@@ -298,10 +299,9 @@ def cost_of(heads: NDArray[Any], budget: Floats, lengths: NDArray[Any], config: 
         totals["attention"] += rows * (ours.attention + ours.gates)
         totals["attention_dense"] += rows * dense.attention
     rows = max(1, len(lengths))
-    printed = Shape(shape.layers, shape.heads, shape.width, shape.inner, config.vocab_size)
     mean_s = budget.mean(1)
     paper = sum(
-        attention_flops(int(n), float(s), gated=not plain, shape=printed) for n, s in zip(lengths, mean_s, strict=True)
+        attention_flops(int(n), float(s), gated=not plain, shape=shape) for n, s in zip(lengths, mean_s, strict=True)
     )
     return {
         "flops_per_text": totals["selective"] / rows,

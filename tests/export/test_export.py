@@ -17,7 +17,7 @@ from tests.cli.test_train import command
 from tests.export.test_network import make_model
 from tests.training.toy import write_reviews
 
-from budgetformer.bench import Size
+from budgetformer.cost.flops import Shape
 from budgetformer.data import load_tokenizer
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import run_model
@@ -263,7 +263,7 @@ def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:
 
 
 def test_the_bench_compares_graphs(capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = Size(width=32, heads=4, layers=2, inner=64, vocab=100)
+    tiny = Shape(width=32, heads=4, layers=2, inner=64, vocab=100)
     rows = [*attention_rows(tiny, [2], [5], [1]), *model_rows(tiny, [2], [5], [4])]
     assert [(row.what, row.k, row.to_json()["engine"]) for row in rows] == [
         ("attention", 1, "onnx"),
