@@ -34,7 +34,7 @@ def evaluate(
     from budgetformer.data import encode
     from budgetformer.evaluate import mcnemar, right, run_model, summarize
     from budgetformer.runs.run import load_run
-    from budgetformer.training.run import with_texts
+    from budgetformer.training.results import with_texts
 
     quiet_libraries()
     dials = [str(read_dial(text, run)) for text in budget or ["learned"]]

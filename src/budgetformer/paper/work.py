@@ -22,6 +22,7 @@ from budgetformer.paper.probes import probe
 from budgetformer.paper.scale import scale_named
 from budgetformer.runs.files import named_write_errors, write_directory, write_json
 from budgetformer.training.prepare import Prepared
+from budgetformer.training.record import has_begun
 from budgetformer.training.run import train
 
 
@@ -36,7 +37,9 @@ def compute(plan: Plan, cell: Cell) -> None:
         return
     folder = plan.cell(cell)
 
-    def look(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification, outcome: Outcome) -> None:
+    def write_details(
+        prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification, outcome: Outcome
+    ) -> None:
         test = prepared.splits[prepared.final]
         gated = model.config.allocator != "all"
         soft = run_model(model, test, "full").logits if gated else outcome.logits
@@ -46,8 +49,14 @@ def compute(plan: Plan, cell: Cell) -> None:
             probes = probe(model, test, prepared.splits["validation"], outcome, plan.scale.probe_rows)
         write_json(folder / "probes.json", probes)
 
-    begun = (folder / "run.json").exists()
-    train(plan.source(cell.dataset, cell.fraction), plan.recipe(cell), folder, seed=cell.seed, resume=begun, look=look)
+    train(
+        plan.source(cell.dataset, cell.fraction),
+        plan.recipe(cell),
+        folder,
+        seed=cell.seed,
+        resume=has_begun(folder),
+        on_finished=write_details,
+    )
 
 
 def write_outcome(folder: Path, test: Encoded, outcome: Outcome, soft: Any) -> None:

@@ -134,7 +134,7 @@ class Fit:
             with _signals() as stop:
                 while self.state.epoch < self.recipe.epochs and not self._out_of_patience():
                     self._epoch(view, stop)
-                    if self._any(stop.is_set()):  # the signal came while validating; the epoch's end was saved
+                    if self._any_process(stop.is_set()):  # the signal came while validating; the epoch's end was saved
                         raise Interrupted
         finally:
             view.close()
@@ -157,19 +157,19 @@ class Fit:
             state.seconds, began = state.seconds + now - began, now
             if state.step % _LOG_EVERY == 0 or state.step == 1:
                 self._log_step(figures, view)
-            if self._any(stop.is_set()):
+            if self._any_process(stop.is_set()):
                 self._save()
                 raise Interrupted
-            if self._any(now - saved_at > 60 * self.recipe.checkpoint_minutes):
+            if self._any_process(now - saved_at > 60 * self.recipe.checkpoint_minutes):
                 self._save()
                 saved_at = began = time.monotonic()
         self._close_epoch(view)
 
-    def _any(self, mine: bool) -> bool:
+    def _any_process(self, here: bool) -> bool:
         """Whether any process says yes; all processes get the same answer."""
         if self.world == 1:
-            return mine
-        return bool(self.accelerator.reduce(torch.tensor(float(mine), device=self.accelerator.device)).item())
+            return here
+        return bool(self.accelerator.reduce(torch.tensor(float(here), device=self.accelerator.device)).item())
 
     def _step(self, rows: Any) -> dict[str, Tensor]:
         """One optimiser step on a batch of rows. Returns this process's sums for the record."""
@@ -198,8 +198,8 @@ class Fit:
         rows = mine if len(mine) else piece[:1]  # every process must take part; a borrowed row weighs nothing
         batch = collate(self.train, rows, self.model.config.pad_token_id or 0).to(self.accelerator.device)
         ids, mask, types = batch.input_ids, batch.attention_mask, batch.token_type_ids
-        lessons = self._lessons(batch)
-        out = self.wrapped(ids, mask, batch.labels, token_type_ids=types, progress=self.progress, **lessons)
+        targets = self._teacher_targets(batch)
+        out = self.wrapped(ids, mask, batch.labels, token_type_ids=types, progress=self.progress, **targets)
         self.accelerator.backward(out.loss * (len(mine) * self.world / of))
         with torch.no_grad():
             record = {"loss": out.loss.detach(), **{f"loss.{k}": v.detach() for k, v in out.loss_parts.items()}}
@@ -212,7 +212,7 @@ class Fit:
                 mine_of = torch.tensor([next(parts) for _ in range(value.numel())], dtype=torch.float64)
                 sums[name] = sums.get(name, 0.0) + mine_of.reshape(value.shape)
 
-    def _lessons(self, batch: Batch) -> dict[str, Any]:
+    def _teacher_targets(self, batch: Batch) -> dict[str, Any]:
         """What the teacher says of these rows: its logits, or all that it can tell."""
         if self.teacher is None:
             return {}
@@ -290,7 +290,7 @@ class Fit:
         if self.main and better:
             write_directory(self.checkpoints.best(state), self.save_model)
         self._save()
-        view.say(
+        view.log(
             f"epoch {state.epoch}/{self.recipe.epochs}: loss {means['loss']:.4f}, validation {evaluation.metric} "
             f"{evaluation.score:.4f} ({full.score:.4f} with all heads), mean s {evaluation.budget['s_mean']:.3f}, "
             f"k/H {evaluation.budget['k_over_h']:.3f}{' *' if better else ''}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,17 +35,17 @@ class Prepared:
         return "test" if "test" in self.splits else "validation"
 
 
-def prepare(source: DataSource, recipe: Recipe, folder: Path, say: Any) -> Prepared:
+def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str], None]) -> Prepared:
     """Open the data, get or train the tokenizer, encode the splits."""
     data = open_data(source)
-    say(data.columns_chosen)
+    log(data.columns_chosen)
     for warning in data.warnings:
-        say(f"warning: {warning}")
+        log(f"warning: {warning}")
     tokenizer = _tokenizer(data, recipe, folder, source.offline)
     splits = {name: encode(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
     for name, split in splits.items():
         cut = f", {split.cut} cut at {recipe.max_length} tokens" if split.cut else ""
-        say(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
+        log(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
     return Prepared(data, tokenizer, splits)
 
 
