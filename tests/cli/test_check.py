@@ -63,7 +63,7 @@ def test_all_bad_rows_are_counted_and_the_first_shown(tmp_path: Path) -> None:
     assert result.exit_code == 3
     for fragment in ("bad rows 9", "empty text: 7", "no label: 1", "line 52: 'text' is empty", "NOT usable"):
         assert fragment in result.stdout
-    assert f"error: {path}: 9 bad rows: mend them or pass --bad-rows skip" in result.stdout
+    assert f"error: {path}: 9 bad rows: fix them or pass --bad-rows skip" in result.stdout
     skipped = as_json(path, "--bad-rows", "skip")
     assert skipped["usable"]
     assert skipped["splits"]["train"]["bad"] == {"empty text": 7, "no label": 1, "wrong number of fields": 1}
@@ -87,7 +87,7 @@ def test_one_class_and_unseen_labels_are_errors(tmp_path: Path) -> None:
     one = as_json(tmp_path / "one.csv")
     assert not one["usable"]
     assert "every row has the label 'a'" in one["errors"][0]
-    assert "2 rows are too few to carve out 2 set(s)" in one["errors"][1]
+    assert "2 rows are too few to carve out a validation set and a test set" in one["errors"][1]
     (tmp_path / "test.csv").write_text("text,label\nx,a\ny,never\n")
     unseen = as_json(write(tmp_path / "d.csv", 40), "--test", tmp_path / "test.csv")
     assert not unseen["usable"]

@@ -184,6 +184,18 @@ CASES: dict[str, tuple[Callable[[Path], DataSource], list[str]]] = {
         ["several label columns", "--task multi"],
     ),
     "too few rows to split": (csv_file("one,a\ntwo,b\n"), ["2 rows are too few", "validation", "--validation"]),
+    "too few texts to split": (
+        csv_file("".join(f"text {i % 3},{'ab'[i % 3 == 0]}\n" for i in range(60))),
+        ["60 rows hold only 3 different texts", "a validation set and a test set", "add texts", "--validation"],
+    ),
+    "too many classes to split": (
+        csv_file("".join(f"text {i},class {i}\n" for i in range(60))),
+        ["60 rows leave too few to carve out a validation set and a test set", "60 classes keeps a text", "--test"],
+    ),
+    "no usable rows": (
+        with_options(csv_file(",a\n,b\n"), bad_rows="skip", quarantine="/dev/null"),
+        ["d.csv: no usable rows", "give it labelled rows"],
+    ),
 }
 
 
@@ -198,6 +210,14 @@ def test_bad_data_is_an_error_that_says_where_and_what_to_do(
     assert caught.value.exit_code == 3
     for fragment in fragments:
         assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["too few rows to split", "too few texts to split", "too many classes to split"])
+def test_checking_says_what_opening_says(case: str, tmp_path: Path) -> None:
+    source = CASES[case][0](tmp_path)
+    with pytest.raises(DataError) as caught:
+        open_data(source)
+    assert check_data(source).errors == [str(caught.value)]
 
 
 USAGE: dict[str, tuple[dict[str, object], str]] = {

@@ -82,6 +82,12 @@ def test_loose_quotes_in_tab_separated_text_are_just_quotes(tmp_path: Path) -> N
     assert [row.fields["text"] for row in good(tmp_path / "d.tsv")] == ['"So it goes', '5" wide']
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp500"])
+def test_quotes_of_tab_separated_text_are_judged_in_its_own_encoding(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "d.tsv").write_bytes('text\tlabel\n"So it goes\ta\nplain\tb\n'.encode(encoding))
+    assert [row.fields["text"] for row in good(tmp_path / "d.tsv", encoding=encoding)] == ['"So it goes', "plain"]
+
+
 def test_quoted_tab_separated_text_is_unquoted(tmp_path: Path) -> None:
     (tmp_path / "d.tsv").write_text('text\tlabel\n"a ""b""\tc"\tx\nplain\ty\n')
     assert [row.fields["text"] for row in good(tmp_path / "d.tsv")] == ['a "b"\tc', "plain"]

@@ -72,8 +72,7 @@ def evaluate(
 
 def held_out(source: DataSource, split: str | None, record: dict[str, Any], own: str = "test") -> tuple[DataSet, str]:
     """The rows to evaluate on, read as the run read its own; of the run's own data, those it kept back."""
-    from budgetformer.data import open_data
-    from budgetformer.data.held_out import open_held_out
+    from budgetformer.data.dataset import open_data, open_labelled
 
     task = {"single_label_classification": "single", "multi_label_classification": "multi"}.get(
         record["task"], "regression"
@@ -84,7 +83,7 @@ def held_out(source: DataSource, split: str | None, record: dict[str, Any], own:
         return data, own if own in data.splits else "validation"
     names = ("text", "text_pair", "label", "label_separator")
     columns = {key: getattr(source, key) or trained[key] for key in names}
-    data = open_held_out(replace(source, **columns), task, record["labels"], split)
+    data = open_labelled(replace(source, **columns), task, record["labels"], split)
     name = next(iter(data.splits))
     if source.data == trained["data"] and name == "train":
         print("warning: these rows hold the ones that the run was trained on", file=sys.stderr)

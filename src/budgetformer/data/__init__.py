@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 _NAMES = {
     "batches": ("Batch", "collate", "eval_plan", "plan_epoch"),
     "check": ("CheckReport", "check_data"),
-    "dataset": ("DataSet", "Leak", "Split", "open_data", "stream_examples"),
+    "dataset": ("DataSet", "Leak", "Split", "open_data", "open_labelled", "stream_examples"),
     "encoded": ("Encoded", "encode"),
     "examples": ("Example",),
     "locate": ("DataSource",),
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from budgetformer.data.dataset import Leak as Leak
     from budgetformer.data.dataset import Split as Split
     from budgetformer.data.dataset import open_data as open_data
+    from budgetformer.data.dataset import open_labelled as open_labelled
     from budgetformer.data.dataset import stream_examples as stream_examples
     from budgetformer.data.encoded import Encoded as Encoded
     from budgetformer.data.encoded import encode as encode

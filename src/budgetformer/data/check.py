@@ -1,4 +1,4 @@
-"""Everything that can be said about data before training on it, in one streaming pass and flat memory."""
+"""Everything that can be said about data before training on it, in one streaming pass that keeps no text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from budgetformer.data.dataset import find_leaks
 from budgetformer.data.encoded import token_lengths
-from budgetformer.data.examples import UNLABELLED, BadRows, Example
+from budgetformer.data.examples import UNLABELLED, Example
 from budgetformer.data.locate import DataSource, locate
-from budgetformer.data.scan import Scan, choose_reading, order_labels, scan
-from budgetformer.data.sources import Table
-from budgetformer.data.splits import overlap, repeats
-from budgetformer.errors import DataError
+from budgetformer.data.scan import Scan, survey
+from budgetformer.data.splits import repeats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 MAX_LENGTHS = (32, 64, 128, 256, 512, 1024)
-BYTES_A_TOKEN = 4.4  # of UTF-8, for BERT's vocabulary on English prose
+BYTES_PER_TOKEN = 4.4  # of UTF-8, for BERT's vocabulary on English prose
 
 
 @dataclass(frozen=True)
@@ -78,44 +77,34 @@ class CheckReport:
 
 def check_data(source: DataSource, tokenizer: PreTrainedTokenizerFast | None = None) -> CheckReport:
     """Read every split once and report. Raises DataError only if nothing can be said at all."""
+    lengths: dict[str, Counter[int]] = {}
+
+    def watch(name: str, examples: Iterator[Example]) -> Iterator[Example]:
+        lengths[name] = Counter()
+        return _tally(examples, tokenizer, lengths[name])
+
     tables = locate(source)
-    reading = choose_reading(tables, source)
-    splits: dict[str, SplitReport] = {}
-    hashes: dict[str, Any] = {}
-    errors: list[str] = []
-    labels: list[str] = []
-    for name in sorted(tables, key=["train", "validation", "test"].index):
-        table = tables[name]
-        bad, lengths = BadRows("count"), Counter[int]()
-        examples = _tally(reading.examples(table, bad), tokenizer, lengths)
-        result = scan(examples, reading, table.name)
-        if name == "train":
-            try:
-                labels = order_labels(result.counts, reading, table.name)
-                reading = reading.knowing(labels)
-            except DataError as error:
-                errors.append(str(error))
-        hashes[name] = _sorted(result)
-        splits[name] = _split_report(table.name, result, bad, lengths, labels, repeats(hashes[name]))
-        errors += _errors(source, splits[name])
-        if name == "train":
-            errors += _carving_errors(source, tables, result, splits[name])
-    leakage = [
-        {"split": a, "other": b, "rows": int(overlap(hashes[a], hashes[b]).sum())}
-        for a, b in (("validation", "train"), ("test", "train"), ("test", "validation"))
-        if a in splits and b in splits
+    result = survey(source, tables, watch=watch)
+    leaks = find_leaks({name: scanned.hashes for name, scanned in result.scans.items()})
+    splits = {
+        name: _split_report(tables[name].name, scanned, result.labels, dict(lengths[name]))
+        for name, scanned in result.scans.items()
+    }
+    repeated = [
+        f"{split.duplicates} of {split.rows} {name} rows repeat another row of {name}"
+        for name, split in splits.items()
+        if split.duplicates
     ]
-    by = "estimated from the bytes of the text; exact with --tokenizer" if tokenizer is None else "by the tokenizer"
     return CheckReport(
         data=source.data,
-        task=reading.rule.task,
-        labels=labels,
-        columns=reading.columns.sentence(),
-        lengths_by=by,
+        task=str(result.schema.task),
+        labels=result.labels,
+        columns=result.schema.columns.sentence(),
+        lengths_by="by the tokenizer" if tokenizer else "estimated from the bytes of the text; exact with --tokenizer",
         splits=splits,
-        leakage=leakage,
-        errors=errors,
-        warnings=_warnings(splits, leakage),
+        leakage=[{"split": leak.split, "other": leak.other, "rows": leak.rows} for leak in leaks],
+        errors=result.errors,
+        warnings=[*(leak.sentence() for leak in leaks if leak.rows), *repeated, *result.warnings],
     )
 
 
@@ -146,7 +135,7 @@ def _tally(
     for example in examples:
         pair = example.text_pair
         size = _bytes(example.text) + (_bytes(pair) if pair else 0)
-        lengths[2 + bool(pair) + math.ceil(size / BYTES_A_TOKEN)] += 1
+        lengths[2 + bool(pair) + math.ceil(size / BYTES_PER_TOKEN)] += 1
         yield example
 
 
@@ -154,51 +143,15 @@ def _bytes(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _sorted(result: Scan) -> Any:
-    hashes = result.hashes
-    hashes.sort()  # in place: nothing else reads them, and a copy would double the memory
-    return hashes
-
-
-def _split_report(
-    file: str, result: Scan, bad: BadRows, lengths: Counter[int], labels: list[str], duplicates: int
-) -> SplitReport:
-    classes = {label: result.counts.get(label, 0) for label in labels or sorted(result.counts)}
-    kinds = {kind: count for kind, count in bad.counts.most_common() if kind != UNLABELLED}
-    first = [{"line": row.line, "kind": row.kind, "reason": row.reason} for row in bad.first]
-    return SplitReport(file, result.rows, classes, duplicates, kinds, first, bad.unlabelled, dict(lengths))
-
-
-def _errors(source: DataSource, split: SplitReport) -> list[str]:
-    errors = []
-    if not split.rows and not split.unlabelled:
-        errors.append(f"{split.file}: no usable rows")
-    if split.bad and source.bad_rows == "error":
-        errors.append(f"{split.file}: {sum(split.bad.values())} bad rows: mend them or pass --bad-rows skip")
-    return errors
-
-
-def _carving_errors(source: DataSource, tables: Mapping[str, Table], train: Scan, report: SplitReport) -> list[str]:
-    if "validation" in tables or source.validation == "test":
-        return []
-    needed = 1 if "test" in tables or not source.test_fraction else 2
-    spare = report.rows - report.duplicates - len(np.unique(train.strata))
-    few = f"{report.file}: {report.rows} rows are too few to carve out {needed} set(s): add rows or pass --validation"
-    return [few] if spare < needed else []
-
-
-def _warnings(splits: Mapping[str, SplitReport], leakage: list[dict[str, Any]]) -> list[str]:
-    warnings = [
-        f"{leak['rows']} of {splits[leak['split']].rows} {leak['split']} rows also occur in {leak['other']}"
-        for leak in leakage
-        if leak["rows"]
-    ]
-    for name, split in splits.items():
-        if split.duplicates:
-            warnings.append(f"{split.duplicates} of {split.rows} {name} rows repeat another row of {name}")
-        if split.unlabelled:
-            warnings.append(f"{split.unlabelled} {name} rows without a label (-1) will be dropped")
-    missing = [label for label, rows in splits["train"].classes.items() if not rows]
-    if missing:
-        warnings.append(f"no training row has the label {', '.join(map(repr, missing[:5]))}")
-    return warnings
+def _split_report(file: str, scanned: Scan, labels: list[str], lengths: dict[int, int]) -> SplitReport:
+    bad = scanned.bad
+    return SplitReport(
+        file=file,
+        rows=scanned.rows,
+        classes={label: scanned.counts.get(label, 0) for label in labels or sorted(scanned.counts)},
+        duplicates=repeats(scanned.hashes),
+        bad={kind: count for kind, count in bad.counts.most_common() if kind != UNLABELLED},
+        first_bad=[{"line": row.line, "kind": row.kind, "reason": row.reason} for row in bad.first],
+        unlabelled=bad.unlabelled,
+        lengths=lengths,
+    )

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.data import DataSet, DataSource, Encoded, Example, open_data, stream_examples
+from budgetformer.data.dataset import open_labelled
 from budgetformer.data.encoded import LabelArray, truncating
-from budgetformer.data.held_out import open_held_out
 from budgetformer.errors import BudgetFormerError, DataError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.training.prepare import TASKS
@@ -65,7 +65,7 @@ def _given(given: str, tokenizer: PreTrainedTokenizerFast, record: dict[str, Any
     source = DataSource(given, **{name: record["data"][name] for name in names})
     task = {long: short for short, long in TASKS.items()}[record["task"]]
     try:
-        data = open_held_out(source, task, record["labels"])
+        data = open_labelled(source, task, record["labels"])
     except DataError as error:
         examples = list(stream_examples(replace(source, label=None)))
         say(f"{given} is read without labels: {error}")

@@ -75,7 +75,7 @@ def record_of(
 ) -> dict[str, Any]:
     """run.json as training begins."""
     data, config = prepared.data, model.config
-    columns = data.splits["train"].reading.columns
+    columns = data.schema.columns
     provenance = environment()
     return {
         "budgetformer": provenance["budgetformer"],

@@ -67,12 +67,13 @@ def _point(evaluation: Evaluation) -> dict[str, Any]:
 
 
 def with_texts(evaluation: Evaluation, data: DataSet, split: str) -> Evaluation:
-    """The hardest rows with their texts, read back from the file."""
-    hardest = {row["row"]: dict(row) for row in evaluation.hardest}
-    for number, example in enumerate(data.splits[split].examples() if hardest else ()):
-        if number in hardest:
-            hardest[number] |= {"file": example.file, "text": example.text, "text_pair": example.text_pair}
-    return replace(evaluation, hardest=list(hardest.values()))
+    """The hardest rows with their texts."""
+    examples = data.splits[split].examples([row["row"] for row in evaluation.hardest])
+    hardest = [
+        {**row, "file": example.file, "text": example.text, "text_pair": example.text_pair}
+        for row, example in zip(evaluation.hardest, examples, strict=True)
+    ]
+    return replace(evaluation, hardest=hardest)
 
 
 def publish(prepared: Prepared, folder: Path, ours: Outcome | None, twin: Outcome | None) -> dict[str, Any]:
