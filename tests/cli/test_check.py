@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 import budgetformer.cli.check  # noqa: F401 - registers the verb
 from budgetformer.cli import app
-from budgetformer.data import DataSource, check_data, train_tokenizer
+from budgetformer.data import DataSource, train_tokenizer
+from budgetformer.data.check import check_data, histogram
 
 
 def run(*arguments: object) -> Result:
@@ -98,10 +99,10 @@ def test_lengths_are_exact_with_a_tokenizer(tmp_path: Path) -> None:
     path = write(tmp_path / "d.csv", 80)
     tokenizer = train_tokenizer(["word 0123456789"] * 3, vocab_size=60)
     tokenizer.save_pretrained(tmp_path / "tok")
-    report = check_data(DataSource(str(path)), tokenizer)
+    train = check_data(DataSource(str(path)), tokenizer)["splits"]["train"]
     exact = [len(tokenizer(f"{'word ' * (1 + i % 40)}{i}")["input_ids"]) for i in range(80)]
-    assert report.splits["train"].lengths == {n: exact.count(n) for n in set(exact)}
-    assert report.splits["train"].cut[32] == sum(n > 32 for n in exact) / 80 != sum(n >= 32 for n in exact) / 80
+    assert train["lengths"] == histogram({n: exact.count(n) for n in set(exact)})
+    assert train["cut"]["32"] == sum(n > 32 for n in exact) / 80 != sum(n >= 32 for n in exact) / 80
     assert "by the tokenizer" in run(path, "--tokenizer", tmp_path / "tok").stdout
 
 

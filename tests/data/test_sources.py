@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.data import BadRow, DataSource, RawRow, open_data, read_rows
+from budgetformer.data import DataSource, open_data
+from budgetformer.data.sources import BadRow, RawRow, read_rows
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 ROWS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8)

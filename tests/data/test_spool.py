@@ -134,11 +134,12 @@ def test_a_full_disk_is_an_error_that_names_the_folder(tmp_path: Path, monkeypat
 
 
 def test_checking_spools_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from budgetformer.data import check_data
+    from budgetformer.data.check import check_data
 
     def refuse(*arguments: Any, **options: Any) -> None:
         raise AssertionError("a temporary file")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
     report = check_data(DataSource(write(tmp_path / "d.csv", 30)))
-    assert json.loads(json.dumps(report.to_dict()))["usable"]
+    assert json.loads(json.dumps(report)) == report
+    assert report["usable"]

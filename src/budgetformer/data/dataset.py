@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -37,6 +37,16 @@ class Split:
     def examples(self, rows: Sequence[int] | NDArray[np.int64] | None = None) -> Iterator[Example]:
         """Stream the examples, or those of these rows, always in the same order."""
         return self.spool.read(self.index if rows is None else self.index[np.asarray(rows, np.int64)])
+
+
+class Texts(Iterable[str]):
+    """The texts of a split, first and second, as often as they are asked for."""
+
+    def __init__(self, split: Split) -> None:
+        self._split = split
+
+    def __iter__(self) -> Iterator[str]:
+        return (text for e in self._split.examples() for text in (e.text, e.text_pair) if text is not None)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import numpy as np
 from transformers.utils import logging
 
 from budgetformer.data import Encoded, open_data, train_tokenizer
+from budgetformer.data.dataset import Texts
 from budgetformer.errors import BudgetFormerError
 from budgetformer.evaluate import Outcome, run_model
 from budgetformer.models.model import BudgetFormerForSequenceClassification
@@ -80,7 +81,7 @@ def make_tokenizer(plan: Plan, dataset: str) -> None:
     if plan.scale.name == "paper" or (folder / "tokenizer.json").exists():
         return
     data = open_data(plan.source(dataset))
-    texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
+    texts = Texts(data.splits["train"])
     tokenizer = train_tokenizer(texts, vocab_size=plan.scale.recipe_for(dataset, {}, None).vocab_size)
     with named_write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from budgetformer.data import DataSet, DataSource, Encoded, encode, load_tokenizer, open_data, train_tokenizer
+from budgetformer.data.dataset import Texts
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.runs.files import named_write_errors, write_directory
@@ -55,8 +56,7 @@ def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> Pr
     if name := recipe.tokenizer or recipe.base:
         tokenizer = load_tokenizer(name, offline=offline)
     else:
-        texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
-        tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
+        tokenizer = train_tokenizer(Texts(data.splits["train"]), vocab_size=recipe.vocab_size)
     save_tokenizer(tokenizer, folder)
     return load_tokenizer(folder, offline=True)
 
