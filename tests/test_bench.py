@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
 
-from budgetformer.bench import Size, attention_rows, dense_rivals, model_rows, peak_memory, random_heads
-from budgetformer.cost.flops import count
+from budgetformer.bench import attention_rows, dense_rivals, model_rows, peak_memory, random_heads
+from budgetformer.cost.flops import Shape, count
 from tests.cli.test_train import command
 
-TINY = Size(width=32, heads=4, layers=2, inner=64, vocab=100)
+TINY = Shape(width=32, heads=4, layers=2, inner=64, vocab=100)
 
 
 def test_every_sample_gets_its_own_k_heads() -> None:
@@ -31,7 +32,7 @@ def test_rows_say_what_was_compared() -> None:
     assert set(rows[2].rivals_ms) == {"ours", "torch", "bert"}
     assert rows[2].dense_ms == min(rows[2].rivals_ms.values())
     assert rows[2].speedup == pytest.approx(rows[2].dense_ms / rows[2].selective_ms)
-    shape = TINY.shape
+    shape = replace(TINY, scorer=False)
     assert rows[2].ideal == count(shape, 5, [], "dense").total / count(shape, 5, [1, 1]).total
     keys = {"what", "batch", "length", "heads", "k", "dense_ms", "selective_ms", "speedup", "ideal"}
     assert keys <= set(rows[0].to_json())
@@ -50,7 +51,7 @@ def test_rivals_have_one_shape() -> None:
 
 
 def test_memory_is_measured_in_its_own_process() -> None:
-    wide = Size(width=64, heads=4, layers=1, inner=64, vocab=100)
+    wide = Shape(width=64, heads=4, layers=1, inner=64, vocab=100)
     assert peak_memory(wide, 32, 256, 0) > peak_memory(wide, 2, 16, 0) >= 0
 
 

@@ -7,14 +7,14 @@ all heads (SDPA), `torch.nn.TransformerEncoder`'s fast path, and a `transformers
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from budgetformer.cost.flops import ModelShape, count
+from budgetformer.cost.flops import Shape, count
 from budgetformer.cost.memory import in_fresh_process
 from budgetformer.cost.timing import take_turns
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
@@ -46,27 +46,13 @@ class Row:
         return asdict(self)
 
 
-@dataclass(frozen=True)
-class Size:
-    """The model that is timed; the defaults are the paper's."""
-
-    width: int = 768
-    heads: int = 8
-    layers: int = 4
-    inner: int = 3072
-    labels: int = 4
-    vocab: int = 30522
-
-    def config(self, **options: Any) -> BudgetFormerConfig:
-        options = {"num_labels": self.labels, "training_progress": 1.0, "max_position_embeddings": 8192, **options}
-        return BudgetFormerConfig(
-            hidden_size=self.width, num_attention_heads=self.heads, num_hidden_layers=self.layers,
-            intermediate_size=self.inner, vocab_size=self.vocab, **options,
-        )  # fmt: skip
-
-    @property
-    def shape(self) -> ModelShape:
-        return ModelShape(self.layers, self.heads, self.width, self.inner, self.labels, scorer=False)
+def model_config(shape: Shape, **options: Any) -> BudgetFormerConfig:
+    """A model of this shape that reads long texts, with its gates as after training."""
+    options = {"num_labels": shape.labels, "training_progress": 1.0, "max_position_embeddings": 8192, **options}
+    return BudgetFormerConfig(
+        hidden_size=shape.width, num_attention_heads=shape.heads, num_hidden_layers=shape.layers,
+        intermediate_size=shape.inner, vocab_size=shape.vocab, **options,
+    )  # fmt: skip
 
 
 def random_heads(batch: int, heads: int, k: int) -> Tensor:
@@ -75,16 +61,16 @@ def random_heads(batch: int, heads: int, k: int) -> Tensor:
     return order < k
 
 
-def attention_rows(size: Size, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
+def attention_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
     """The attention block, projections included and gates excluded, against the dense block."""
     torch.manual_seed(0)
-    layer = BudgetedAttention(size.width, AllHeads(size.heads)).eval()
+    layer = BudgetedAttention(shape.width, AllHeads(shape.heads)).eval()
     for batch in batches:
         for length in lengths:
-            x = torch.randn(batch, length, size.width)
+            x = torch.randn(batch, length, shape.width)
             everything = layer.allocator(x, None, 1.0)
             for k in ks:
-                active = random_heads(batch, size.heads, k)
+                active = random_heads(batch, shape.heads, k)
                 allocation = Allocation(everything.budget, everything.relevance, active.sum(1), active, active.float())
                 with torch.inference_mode():
                     ms = take_turns(
@@ -96,8 +82,8 @@ def attention_rows(size: Size, batches: Iterable[int], lengths: Iterable[int], k
                         most=100,
                     )
                 yield Row(
-                    "attention", batch, length, size.heads, k, ms["dense"], ms["selective"],
-                    ms["dense"] / ms["selective"], size.heads / max(k, 1), {"dense": ms["dense"]},
+                    "attention", batch, length, shape.heads, k, ms["dense"], ms["selective"],
+                    ms["dense"] / ms["selective"], shape.heads / max(k, 1), {"dense": ms["dense"]},
                 )  # fmt: skip
 
 
@@ -107,57 +93,58 @@ def selective(layer: BudgetedAttention, x_BND: Tensor, allocation: Allocation) -
     return layer.evaluate(x_BND, None, allocation) if y_BND is None else y_BND
 
 
-def model_rows(size: Size, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
+def model_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
     """The whole model, gates included, with a random set of k heads for each sample and layer, against all rivals."""
     torch.manual_seed(0)
-    budgeted = BudgetFormerForSequenceClassification(size.config(allocator="random")).train(False)
-    rivals = dense_rivals(size)
+    budgeted = BudgetFormerForSequenceClassification(model_config(shape, allocator="random")).train(False)
+    rivals = dense_rivals(shape)
+    counted = replace(shape, scorer=False)
     for batch in batches:
         for length in lengths:
-            ids = torch.randint(1, size.vocab, (batch, length))
+            ids = torch.randint(1, shape.vocab, (batch, length))
             calls: dict[str, Callable[[], object]] = {name: partial(model, ids) for name, model in rivals.items()}
             for k in ks:
-                dial = f"fixed:{k / size.heads}"
+                dial = f"fixed:{k / shape.heads}"
                 with torch.inference_mode():
                     ms = take_turns({**calls, "selective": partial(budgeted, ids, budget=dial)}, seconds=4.0, most=40)
                 ours = ms.pop("selective")
                 best = min(ms.values())
-                dense = count(size.shape, length, [], "dense").total
-                ideal = dense / count(size.shape, length, [k] * size.layers).total
-                yield Row("model", batch, length, size.heads, k, best, ours, best / ours, ideal, ms)
+                dense = count(counted, length, [], "dense").total
+                ideal = dense / count(counted, length, [k] * shape.layers).total
+                yield Row("model", batch, length, shape.heads, k, best, ours, best / ours, ideal, ms)
 
 
 class _TorchEncoder(nn.Module):
     """`torch.nn.TransformerEncoder` of the same shape; without gradients it takes its own fast path."""
 
-    def __init__(self, size: Size) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.tokens = nn.Embedding(size.vocab, size.width)
-        layer = nn.TransformerEncoderLayer(size.width, size.heads, size.inner, 0.1, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, size.layers)
-        self.classifier = nn.Linear(size.width, size.labels)
+        self.tokens = nn.Embedding(shape.vocab, shape.width)
+        layer = nn.TransformerEncoderLayer(shape.width, shape.heads, shape.inner, 0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, shape.layers)
+        self.classifier = nn.Linear(shape.width, shape.labels)
 
     def forward(self, ids: Tensor) -> Tensor:
         logits: Tensor = self.classifier(self.encoder(self.tokens(ids)).mean(dim=1))
         return logits
 
 
-def dense_rivals(size: Size) -> dict[str, nn.Module]:
+def dense_rivals(shape: Shape) -> dict[str, nn.Module]:
     """Three dense models of one shape: ours, torch's and Hugging Face's."""
     from transformers import BertConfig, BertForSequenceClassification
 
     options: dict[str, Any] = {
-        "num_labels": size.labels,
+        "num_labels": shape.labels,
         "attn_implementation": "sdpa",
         "max_position_embeddings": 8192,
     }
     bert = BertConfig(
-        vocab_size=size.vocab, hidden_size=size.width, num_hidden_layers=size.layers, num_attention_heads=size.heads,
-        intermediate_size=size.inner, hidden_act="relu", **options,
+        vocab_size=shape.vocab, hidden_size=shape.width, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, intermediate_size=shape.inner, hidden_act="relu", **options,
     )  # fmt: skip
     rivals = {
-        "ours": BudgetFormerForSequenceClassification(size.config(allocator="all")),
-        "torch": _TorchEncoder(size),
+        "ours": BudgetFormerForSequenceClassification(model_config(shape, allocator="all")),
+        "torch": _TorchEncoder(shape),
         "bert": BertForSequenceClassification(bert),
     }
     return {name: model.train(False) for name, model in rivals.items()}
@@ -166,33 +153,33 @@ def dense_rivals(size: Size) -> dict[str, nn.Module]:
 _MEASURE = """
 import json, sys, torch
 from budgetformer import Dial
-from budgetformer.bench import BudgetFormerForSequenceClassification, Size
+from budgetformer.bench import BudgetFormerForSequenceClassification, Shape, model_config
 from budgetformer.cost.memory import peak, reset_peak
-size, batch, length, k, block = json.loads(sys.argv[1])
-size = Size(**size)
+shape, batch, length, k, block = json.loads(sys.argv[1])
+shape = Shape(**shape)
 torch.manual_seed(0)
 dense = k == 0
-model = BudgetFormerForSequenceClassification(size.config(allocator="all" if dense else "random")).eval()
-ids = torch.randint(1, size.vocab, (batch, length))
+model = BudgetFormerForSequenceClassification(model_config(shape, allocator="all" if dense else "random")).eval()
+ids = torch.randint(1, shape.vocab, (batch, length))
 with torch.inference_mode():
     model(ids[:1, :8])  # libraries allocate what they keep
     x = model.encoder.embedding(ids)
     before = reset_peak()
     if block:
-        model.encoder.blocks[0].attention(x, None, 1.0, None if dense else Dial("fixed", k / size.heads))
+        model.encoder.blocks[0].attention(x, None, 1.0, None if dense else Dial("fixed", k / shape.heads))
     else:
-        model(ids, budget=None if dense else f"fixed:{k / size.heads}")
+        model(ids, budget=None if dense else f"fixed:{k / shape.heads}")
     print(json.dumps({"peak": max(0, peak() - before)}))
 """
 
 
-def peak_memory(size: Size, batch: int, length: int, k: int, *, block: bool = False) -> float:
+def peak_memory(shape: Shape, batch: int, length: int, k: int, *, block: bool = False) -> float:
     """MiB that one forward pass needs above what stood before, in a fresh process; k = 0 is the dense model."""
-    found = in_fresh_process(_MEASURE, [asdict(size), batch, length, k, block])
+    found = in_fresh_process(_MEASURE, [asdict(shape), batch, length, k, block])
     return float(found["peak"]) / 2**20
 
 
-def memory_row(size: Size, batch: int, length: int, k: int) -> dict[str, Any]:
+def memory_row(shape: Shape, batch: int, length: int, k: int) -> dict[str, Any]:
     """Peak memory of the attention block and of the whole model; k = 0 is the dense model."""
-    mib = {name: peak_memory(size, batch, length, k, block=name == "block_mib") for name in ("block_mib", "model_mib")}
+    mib = {name: peak_memory(shape, batch, length, k, block=name == "block_mib") for name in ("block_mib", "model_mib")}
     return {"batch": batch, "length": length, "k": k or None, **mib}

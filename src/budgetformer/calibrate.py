@@ -9,7 +9,7 @@ from typing import Any
 
 from budgetformer.cost.timing import take_turns
 from budgetformer.data.batches import collate
-from budgetformer.data.splits import evenly
+from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Engine, score
 from budgetformer.errors import ModelError, UsageError
@@ -119,7 +119,7 @@ def _best_under(curve: list[dict[str, Any]], key: str, limit: float, asked: str)
 
 def _time(engine: Engine, table: TokenTable, dials: list[str]) -> dict[str, float]:
     """Milliseconds of one text alone at each position, in turns, on a sample of the texts."""
-    rows = evenly(len(table), _TIMED_TEXTS)
+    rows = sample_rows(len(table), _TIMED_TEXTS)
     batches = [collate(table, rows[i : i + 1], engine.config.pad_token_id or 0) for i in range(len(rows))]
 
     def run(dial: Dial) -> None:

@@ -6,16 +6,16 @@ The JSON keys are documented in docs/json.md and stable. Shapes: R rows, C outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.cost.flops import ModelShape, count
-from budgetformer.cost.paper import Shape, attention_flops
-from budgetformer.data.examples import Example
+from budgetformer.cost.flops import Shape, count
+from budgetformer.cost.paper import attention_flops
+from budgetformer.data.dataset import Split
 from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.answers import named, predicted
 from budgetformer.engine.scores import Engine, Floats, Scores, score
@@ -113,17 +113,11 @@ def evaluate(
     return summarize(score(engine, table, dial), engine.config, split=split, dial=str(dial), hardest=hardest)
 
 
-def with_texts(evaluation: Evaluation, examples: Iterable[Example]) -> Evaluation:
-    """The hardest rows with their texts, found among the split's examples."""
-    if not evaluation.hardest:
-        return evaluation
-    lines = {row["line"] for row in evaluation.hardest}
-    texts = {
-        example.line: {"file": example.file, "text": example.text, "text_pair": example.text_pair}
-        for example in examples
-        if example.line in lines
-    }
-    return replace(evaluation, hardest=[{**row, **texts[row["line"]]} for row in evaluation.hardest])
+def with_texts(evaluation: Evaluation, split: Split) -> Evaluation:
+    """The hardest rows with their texts."""
+    examples = split.examples([row["row"] for row in evaluation.hardest])
+    texts = [{"file": e.file, "text": e.text, "text_pair": e.text_pair} for e in examples]
+    return replace(evaluation, hardest=[{**row, **text} for row, text in zip(evaluation.hardest, texts, strict=True)])
 
 
 def proportion(successes: int, trials: int) -> dict[str, float]:
@@ -229,9 +223,9 @@ def _budget(scores: Scores, names: list[str]) -> dict[str, Any]:
     return result
 
 
-def model_shape(config: BudgetFormerConfig) -> ModelShape:
+def model_shape(config: BudgetFormerConfig) -> Shape:
     """The sizes of a config that FLOPs depend on."""
-    return ModelShape(
+    return Shape(
         layers=config.num_hidden_layers,
         heads=config.num_attention_heads,
         width=config.hidden_size,
@@ -266,9 +260,8 @@ def cost_of(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
         "mean_tokens": float(lengths.mean()) if len(lengths) else 0.0,
     }
     if scores.budget is not None:
-        printed = Shape(shape.layers, shape.heads, shape.width, shape.inner, config.vocab_size)
         counts = (
-            attention_flops(int(n), float(s), gated=not plain, shape=printed)
+            attention_flops(int(n), float(s), gated=not plain, shape=shape)
             for n, s in zip(lengths, scores.budget.mean(1), strict=True)
         )
         result["papers_count_per_text"] = sum(counts) / rows

@@ -11,7 +11,8 @@ from typer.testing import CliRunner, Result
 
 import budgetformer.cli.check  # noqa: F401 - registers the verb
 from budgetformer.cli import app
-from budgetformer.data import DataSource, check_data, train_tokenizer
+from budgetformer.data import DataSource, train_tokenizer
+from budgetformer.data.check import check_data, histogram
 
 
 def run(*arguments: object) -> Result:
@@ -63,7 +64,7 @@ def test_all_bad_rows_are_counted_and_the_first_shown(tmp_path: Path) -> None:
     assert result.exit_code == 3
     for fragment in ("bad rows 9", "empty text: 7", "no label: 1", "line 52: 'text' is empty", "NOT usable"):
         assert fragment in result.stdout
-    assert f"error: {path}: 9 bad rows: mend them or pass --bad-rows skip" in result.stdout
+    assert f"error: {path}: 9 bad rows: fix them or pass --bad-rows skip" in result.stdout
     skipped = as_json(path, "--bad-rows", "skip")
     assert skipped["usable"]
     assert skipped["splits"]["train"]["bad"] == {"empty text": 7, "no label": 1, "wrong number of fields": 1}
@@ -87,7 +88,7 @@ def test_one_class_and_unseen_labels_are_errors(tmp_path: Path) -> None:
     one = as_json(tmp_path / "one.csv")
     assert not one["usable"]
     assert "every row has the label 'a'" in one["errors"][0]
-    assert "2 rows are too few to carve out 2 set(s)" in one["errors"][1]
+    assert "2 rows are too few to carve out a validation set and a test set" in one["errors"][1]
     (tmp_path / "test.csv").write_text("text,label\nx,a\ny,never\n")
     unseen = as_json(write(tmp_path / "d.csv", 40), "--test", tmp_path / "test.csv")
     assert not unseen["usable"]
@@ -98,10 +99,10 @@ def test_lengths_are_exact_with_a_tokenizer(tmp_path: Path) -> None:
     path = write(tmp_path / "d.csv", 80)
     tokenizer = train_tokenizer(["word 0123456789"] * 3, vocab_size=60)
     tokenizer.save_pretrained(tmp_path / "tok")
-    report = check_data(DataSource(str(path)), tokenizer)
+    train = check_data(DataSource(str(path)), tokenizer)["splits"]["train"]
     exact = [len(tokenizer(f"{'word ' * (1 + i % 40)}{i}")["input_ids"]) for i in range(80)]
-    assert report.splits["train"].lengths == {n: exact.count(n) for n in set(exact)}
-    assert report.splits["train"].cut[32] == sum(n > 32 for n in exact) / 80 != sum(n >= 32 for n in exact) / 80
+    assert train["lengths"] == histogram({n: exact.count(n) for n in set(exact)})
+    assert train["cut"]["32"] == sum(n > 32 for n in exact) / 80 != sum(n >= 32 for n in exact) / 80
     assert "by the tokenizer" in run(path, "--tokenizer", tmp_path / "tok").stdout
 
 

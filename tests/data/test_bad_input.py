@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetformer.data import DataSource, check_data, files, open_data, sources
+from budgetformer.data import DataSource, files, open_data, sources
+from budgetformer.data.check import check_data
 from budgetformer.errors import BudgetFormerError, DataError, MissingExtraError, UsageError
 
 GOOD = "".join(f"text number {i},{'ab'[i % 2]}\n" for i in range(20))
@@ -184,6 +185,18 @@ CASES: dict[str, tuple[Callable[[Path], DataSource], list[str]]] = {
         ["several label columns", "--task multi"],
     ),
     "too few rows to split": (csv_file("one,a\ntwo,b\n"), ["2 rows are too few", "validation", "--validation"]),
+    "too few texts to split": (
+        csv_file("".join(f"text {i % 3},{'ab'[i % 3 == 0]}\n" for i in range(60))),
+        ["60 rows hold only 3 different texts", "a validation set and a test set", "add texts", "--validation"],
+    ),
+    "too many classes to split": (
+        csv_file("".join(f"text {i},class {i}\n" for i in range(60))),
+        ["60 rows leave too few to carve out a validation set and a test set", "60 classes keeps a text", "--test"],
+    ),
+    "no usable rows": (
+        with_options(csv_file(",a\n,b\n"), bad_rows="skip", quarantine="/dev/null"),
+        ["d.csv: no usable rows", "give it labelled rows"],
+    ),
 }
 
 
@@ -198,6 +211,14 @@ def test_bad_data_is_an_error_that_says_where_and_what_to_do(
     assert caught.value.exit_code == 3
     for fragment in fragments:
         assert fragment in str(caught.value)
+
+
+@pytest.mark.parametrize("case", ["too few rows to split", "too few texts to split", "too many classes to split"])
+def test_checking_says_what_opening_says(case: str, tmp_path: Path) -> None:
+    source = CASES[case][0](tmp_path)
+    with pytest.raises(DataError) as caught:
+        open_data(source)
+    assert check_data(source)["errors"] == [str(caught.value)]
 
 
 USAGE: dict[str, tuple[dict[str, object], str]] = {
@@ -231,9 +252,9 @@ def test_a_row_beyond_the_limit_is_refused_by_its_line(
               else csv_file(GOOD + "x" * 5000 + ",a\nz,a\n"))(tmp_path)  # fmt: skip
     with pytest.raises(DataError, match=r"line 2[12]: the line is longer than"):
         open_data(source)
-    report = check_data(source).splits["train"]
-    assert report.rows == 21  # the row after the long one is read again
-    assert report.bad == {"row too long": 1}
+    report = check_data(source)["splits"]["train"]
+    assert report["rows"] == 21  # the row after the long one is read again
+    assert report["bad"] == {"row too long": 1}
 
 
 def test_a_quote_that_swallows_the_file_stops_at_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -241,9 +262,9 @@ def test_a_quote_that_swallows_the_file_stops_at_the_limit(tmp_path: Path, monke
     source = csv_file(GOOD + '"open,a\n' + GOOD * 20)(tmp_path)
     with pytest.raises(DataError, match="opened on line 22 is not closed by line"):
         open_data(source)
-    report = check_data(source).splits["train"]
-    assert report.bad == {"unclosed quote": 1}
-    assert report.rows > 300
+    report = check_data(source)["splits"]["train"]
+    assert report["bad"] == {"unclosed quote": 1}
+    assert report["rows"] > 300
 
 
 def test_too_many_classes_are_no_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,10 +8,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from budgetformer.data import DataSource, open_data
-from budgetformer.errors import DataError
+from budgetformer.data import DataSource, open_data, open_labelled
+from budgetformer.data.splits import overlap
+from budgetformer.errors import DataError, UsageError
 
 
 def write(path: Path, rows: list[dict[str, Any]]) -> str:
@@ -89,12 +91,41 @@ def test_the_fingerprint_changes_with_content_only(tmp_path: Path) -> None:
         assert open_data(DataSource(write(tmp_path / "c.jsonl", changed))).fingerprint != base
 
 
-def test_a_file_that_changes_underneath_is_noticed(tmp_path: Path) -> None:
-    path = write(tmp_path / "d.jsonl", rows(30))
-    data = open_data(DataSource(path))
-    write(tmp_path / "d.jsonl", rows(29))
-    with pytest.raises(DataError, match="had 30 usable rows, now 29"):
-        list(data.splits["train"].examples())
+def test_labelled_rows_are_opened_under_the_labels_of_a_model(tmp_path: Path) -> None:
+    train, test = write(tmp_path / "train.jsonl", rows(40)), write(tmp_path / "test.jsonl", rows(10, 500, "ab"))
+    labels = ["c", "b", "a"]
+    alone = open_labelled(DataSource(test), "single", labels)
+    folder = open_labelled(DataSource(str(tmp_path)), "single", labels)
+    for data in (alone, folder):
+        assert (list(data.splits), data.labels, data.task, data.warnings) == (["test"], labels, "single", [])
+        assert [e.label for e in data.splits["test"].examples()] == ["a", "b"] * 5
+        assert data.splits["test"].digest == open_data(DataSource(train, test=test)).digests["test"]
+    assert list(open_labelled(DataSource(str(tmp_path)), "single", labels, "train").splits) == ["train"]
+    with pytest.raises(UsageError, match="has no split 'validation': it has train, test"):
+        open_labelled(DataSource(str(tmp_path)), "single", labels, "validation")
+    with pytest.raises(DataError, match=r"line 3: 'label' is 'c', which no training row has"):
+        open_labelled(DataSource(train), "single", ["a", "b"])
+
+
+def test_rows_of_another_file_that_were_trained_on_are_known_by_their_hashes(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.jsonl", rows(100))
+    trained = np.sort(open_data(DataSource(path)).splits["train"].hashes)
+    write(tmp_path / "more.jsonl", rows(110))
+    more = open_labelled(DataSource(str(tmp_path / "more.jsonl")), "single", ["a", "b", "c"])
+    assert overlap(more.splits["test"].hashes, trained).sum() == 80
+
+
+def test_bad_rows_of_all_splits_go_to_one_quarantine_file(tmp_path: Path) -> None:
+    aside = tmp_path / "aside.jsonl"
+    aside.write_text("from another day")
+    train = write(tmp_path / "train.jsonl", [*rows(40), {"text": ""}])
+    test = write(tmp_path / "test.jsonl", [*rows(10, 500), {"text": 7}, {"text": "x", "label": "new"}])
+    data = open_data(DataSource(train, test=test, bad_rows="skip", quarantine=str(aside)))
+    assert [json.loads(line)["file"] for line in aside.read_text().splitlines()] == [train, test, test]
+    assert data.bad_rows == 3
+    assert f"3 bad rows set aside in {aside} (1 empty text, 1 text is no string, 1 label unseen in training)" in (
+        data.warnings
+    )
 
 
 def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.data import BadRow, DataSource, RawRow, open_data, read_rows
+from budgetformer.data import DataSource, open_data
+from budgetformer.data.sources import BadRow, RawRow, read_rows
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
 ROWS = st.lists(st.tuples(TEXT, TEXT), min_size=1, max_size=8)
@@ -80,6 +81,12 @@ def test_a_mark_is_dropped_though_nobody_said_so(tmp_path: Path) -> None:
 def test_loose_quotes_in_tab_separated_text_are_just_quotes(tmp_path: Path) -> None:
     (tmp_path / "d.tsv").write_text('text\tlabel\n"So it goes\ta\n5" wide\tb\n')
     assert [row.fields["text"] for row in good(tmp_path / "d.tsv")] == ['"So it goes', '5" wide']
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "cp500"])
+def test_quotes_of_tab_separated_text_are_judged_in_its_own_encoding(encoding: str, tmp_path: Path) -> None:
+    (tmp_path / "d.tsv").write_bytes('text\tlabel\n"So it goes\ta\nplain\tb\n'.encode(encoding))
+    assert [row.fields["text"] for row in good(tmp_path / "d.tsv", encoding=encoding)] == ['"So it goes', "plain"]
 
 
 def test_quoted_tab_separated_text_is_unquoted(tmp_path: Path) -> None:

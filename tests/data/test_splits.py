@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.data.splits import carve, evenly, overlap, pool_rare, quantile_bins, repeats, subset, text_hash
+from budgetformer.data.splits import carve, overlap, pool_rare, quantile_bins, repeats, sample_rows, subset, text_hash
 
 TABLES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 3)), min_size=8, max_size=200)
 SEEDS = st.integers(0, 5)
@@ -57,7 +57,7 @@ def test_a_fraction_of_nothing_is_an_empty_part() -> None:
 
 @given(total=st.integers(0, 300), wanted=st.integers(0, 300))
 def test_evenly_spaced_positions_are_distinct(total: int, wanted: int) -> None:
-    picked = evenly(total, wanted)
+    picked = sample_rows(total, wanted)
     assert len(set(picked)) == len(picked) == min(total, wanted)
     assert all(0 <= p < total for p in picked)
 

@@ -18,7 +18,7 @@ from tests.export.test_network import make_model
 from tests.tables import make_table
 from tests.training.toy import write_reviews
 
-from budgetformer.bench import Size
+from budgetformer.cost.flops import Shape
 from budgetformer.data import load_tokenizer
 from budgetformer.engine.onnx import OnnxModel
 from budgetformer.engine.scores import score
@@ -264,7 +264,7 @@ def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:
 
 
 def test_the_bench_compares_graphs(capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = Size(width=32, heads=4, layers=2, inner=64, vocab=100)
+    tiny = Shape(width=32, heads=4, layers=2, inner=64, vocab=100)
     rows = [*attention_rows(tiny, [2], [5], [1]), *model_rows(tiny, [2], [5], [4])]
     assert [(row.what, row.k, row.to_json()["engine"]) for row in rows] == [
         ("attention", 1, "onnx"),

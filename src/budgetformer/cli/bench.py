@@ -42,14 +42,15 @@ def bench(
         print_json(result) if as_json else print_run_bench(result)
         return
     from budgetformer import bench as benches
+    from budgetformer.cost.flops import Shape
     from budgetformer.cost.memory import MemoryUnmeasurableError
     from budgetformer.errors import UsageError
     from budgetformer.runs.provenance import environment
 
     if what not in ("attention", "model", "memory", "all", "onnx"):
         raise UsageError(f"--what {what!r}: give attention, model, memory, all or onnx")
-    size = benches.Size(width=width, heads=heads, layers=layers, inner=4 * width)
-    size.config()  # refuse what cannot be built before anything is timed
+    shape = Shape(width=width, heads=heads, layers=layers, inner=4 * width)
+    benches.model_config(shape)  # refuse what cannot be built before anything is timed
     batches, lengths = batch or [1, 8, 32], length or [64, 256, 512]
     ks = k or sorted({n for n in (1, 2, 4, heads) if n <= heads})
     if wrong := [n for n in lengths if not 1 <= n <= 8192]:
@@ -64,14 +65,14 @@ def bench(
 
         chosen = [exported.attention_rows, exported.model_rows]
     for measure in chosen:
-        for row in measure(size, batches, lengths, ks):
+        for row in measure(shape, batches, lengths, ks):
             rows.append(row.to_json())
             line = f"{row.what} {row.batch}x{row.length} k={row.k}: {row.speedup:.2f}x of {row.ideal:.2f}"
             print(line, file=sys.stderr, flush=True)
     memory: list[dict[str, Any]] = []
     if what in ("memory", "all"):
         try:
-            memory = [benches.memory_row(size, 32, max(lengths), n) for n in (0, *ks)]
+            memory = [benches.memory_row(shape, 32, max(lengths), n) for n in (0, *ks)]
         except MemoryUnmeasurableError as error:
             print(f"warning: memory is not measured: {error}", file=sys.stderr)
     result = {"rows": rows, "memory": memory, "environment": environment()}

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import Any
 
 import typer
 
 from budgetformer.cli import app
 from budgetformer.cli.data_flags import takes_data
 from budgetformer.data.locate import DataSource
-
-if TYPE_CHECKING:
-    from budgetformer.data.check import CheckReport, SplitReport
 
 CLASSES_SHOWN = 20
 
@@ -34,45 +31,42 @@ def check(
     from budgetformer.data.tokenizer import load_tokenizer
 
     report = check_data(source, load_tokenizer(tokenizer, offline=source.offline) if tokenizer else None)
-    print(json.dumps(report.to_dict(), indent=2) if as_json else render(report))
-    if not report.usable:
+    print(json.dumps(report, indent=2) if as_json else render(report))
+    if not report["usable"]:
         raise typer.Exit(3)
 
 
-def render(report: CheckReport) -> str:
+def render(report: dict[str, Any]) -> str:
     """The report as text."""
-    lines = [f"{report.data}: {report.task}, {report.columns}"]
-    for name, split in report.splits.items():
+    lines = [f"{report['data']}: {report['task']}, {report['columns']}"]
+    for name, split in report["splits"].items():
         lines += ["", *_split(name, split)]
-    if set(report.splits) == {"train"}:
+    if set(report["splits"]) == {"train"}:
         lines += ["", "validation and test will be carved out of train (--validation, --test to give files)"]
     lines.append("")
-    if report.leakage and not any(leak["rows"] for leak in report.leakage):
+    if report["leakage"] and not any(leak["rows"] for leak in report["leakage"]):
         lines.append("no row of one split occurs in another")
-    lines += [f"warning: {warning}" for warning in report.warnings]
-    lines += [f"error: {error}" for error in report.errors]
-    lines.append(f"lengths in tokens, {report.lengths_by}")
-    lines.append("usable" if report.usable else "NOT usable as it is")
+    lines += [f"warning: {warning}" for warning in report["warnings"]]
+    lines += [f"error: {error}" for error in report["errors"]]
+    lines.append(f"lengths in tokens, {report['lengths_by']}")
+    lines.append("usable" if report["usable"] else "NOT usable as it is")
     return "\n".join(lines)
 
 
-def _split(name: str, split: SplitReport) -> list[str]:
-    from budgetformer.data.check import histogram
-
-    lines = [f"{name}  {split.rows:,} rows  ({split.file})"]
-    total = max(1, split.rows)
-    shown = sorted(split.classes.items(), key=lambda item: -item[1])
-    for label, rows in shown[:CLASSES_SHOWN]:
+def _split(name: str, split: dict[str, Any]) -> list[str]:
+    lines = [f"{name}  {split['rows']:,} rows  ({split['file']})"]
+    total = max(1, split["rows"])
+    largest_first = sorted(split["classes"].items(), key=lambda item: -item[1])
+    for label, rows in largest_first[:CLASSES_SHOWN]:
         lines.append(f"  {label[:24]:24} {rows:>10,}  {rows / total:6.1%}  {_bar(rows / total)}")
-    if len(shown) > CLASSES_SHOWN:
-        lines.append(f"  and {len(shown) - CLASSES_SHOWN} smaller classes")
-    lines.append(f"  duplicates {split.duplicates:,}, bad rows {sum(split.bad.values()):,}")
-    lines += [f"    {kind}: {count:,}" for kind, count in split.bad.items()]
-    lines += [f"    line {bad['line']}: {bad['reason']}" for bad in split.first_bad]
-    lines.append("  cut at " + ", ".join(f"{most}: {share:.1%}" for most, share in split.cut.items()))
-    bins = histogram(split.lengths)
-    most = max((part["rows"] for part in bins), default=1)
-    for part in bins:
+    if len(largest_first) > CLASSES_SHOWN:
+        lines.append(f"  and {len(largest_first) - CLASSES_SHOWN} smaller classes")
+    lines.append(f"  duplicates {split['duplicates']:,}, bad rows {sum(split['bad'].values()):,}")
+    lines += [f"    {kind}: {count:,}" for kind, count in split["bad"].items()]
+    lines += [f"    line {bad['line']}: {bad['reason']}" for bad in split["first_bad"]]
+    lines.append("  cut at " + ", ".join(f"{most}: {share:.1%}" for most, share in split["cut"].items()))
+    most = max((part["rows"] for part in split["lengths"]), default=1)
+    for part in split["lengths"]:
         lines.append(f"  {part['from']:>6}-{part['to']:<6} {part['rows']:>10,}  {_bar(part['rows'] / most)}")
     return lines
 

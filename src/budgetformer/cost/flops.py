@@ -14,23 +14,23 @@ Execution = Literal["dense", "paper", "selective"]
 
 
 @dataclass(frozen=True)
-class ModelShape:
-    """What the count depends on. `gate` says which nets a layer's gate has: none, f, g or both."""
+class Shape:
+    """The sizes that counts depend on; the defaults are the paper's. A layer's gate may have two nets."""
 
-    layers: int
-    heads: int
-    width: int
-    inner: int
-    labels: int
-    budget_net: bool = True
-    scorer: bool = True
+    layers: int = 4
+    heads: int = 8
+    width: int = 768
+    inner: int = 3072
+    labels: int = 4
+    vocab: int = 30522
+    budget_net: bool = True  # f, which predicts s
+    scorer: bool = True  # g, which ranks the heads
 
 
 @dataclass(frozen=True)
 class Flops:
     """The count for one text, by part."""
 
-    embedding: float
     gates: float
     projections: float
     scores: float
@@ -47,7 +47,7 @@ class Flops:
         return float(sum(asdict(self).values()))
 
 
-def count(shape: ModelShape, tokens: float, heads: Sequence[float], execution: Execution = "selective") -> Flops:
+def count(shape: Shape, tokens: float, heads: Sequence[float], execution: Execution = "selective") -> Flops:
     """FLOPs of one text of `tokens` real tokens that executes `heads[l]` heads in layer l.
 
     All parts are linear in the number of heads, so a mean number is as good as a whole one at a given length.
@@ -61,7 +61,6 @@ def count(shape: ModelShape, tokens: float, heads: Sequence[float], execution: E
         gates += 2 * D * D + 2 * D if shape.budget_net else 0
         gates += 2 * D * shape.heads if shape.scorer else 0
     return Flops(
-        embedding=0.0,
         gates=shape.layers * gates,
         projections=8 * N * D * D * (share if execution == "selective" else shape.layers),
         scores=4 * N * N * D * share,

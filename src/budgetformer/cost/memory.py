@@ -20,8 +20,7 @@ def in_fresh_process(code: str, argument: Any) -> dict[str, Any]:
     done = subprocess.run([sys.executable, "-c", code, json.dumps(argument)], capture_output=True, text=True)
     if done.returncode:
         raise MemoryUnmeasurableError(f"the measuring process failed: {done.stderr.strip().splitlines()[-1:]}")
-    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return result
+    return dict(json.loads(done.stdout.splitlines()[-1]))
 
 
 def reset_peak() -> int:

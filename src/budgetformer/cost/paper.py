@@ -6,35 +6,25 @@ rather than the executed k. Everywhere else in this package a FLOP is two per mu
 
 from __future__ import annotations
 
-import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
+from budgetformer.cost.flops import Shape
+
 FLOPS_PER_GRAM = 3e14
-_MIB = 2**20
+_PRINTED = Shape()
+_PRINTED_AS = {"flops": ".2e", "carbon_g": ".4f"}
 
 
-@dataclass(frozen=True)
-class Shape:
-    """The sizes that the counts depend on; the defaults are the paper's."""
-
-    layers: int = 4
-    heads: int = 8
-    width: int = 768
-    inner: int = 3072
-    vocab: int = 30522
-
-
-def attention_flops(tokens: int, budget: float = 1.0, *, gated: bool = False, shape: Shape | None = None) -> float:
+def attention_flops(tokens: int, budget: float = 1.0, *, gated: bool = False, shape: Shape = _PRINTED) -> float:
     """The paper's count for one text of `tokens` (padded) positions at mean budget s.
 
     L (4 N D^2 + s (2 N^2 D + H N^2)), plus L (D^2 + D + D H) for the gates.
     """
-    m = shape or Shape()
-    projections = 4 * tokens * m.width**2
-    quadratic = budget * (2 * tokens**2 * m.width + m.heads * tokens**2)
-    gates = m.width**2 + m.width + m.width * m.heads if gated else 0
-    return m.layers * (projections + quadratic + gates)
+    projections = 4 * tokens * shape.width**2
+    quadratic = budget * (2 * tokens**2 * shape.width + shape.heads * tokens**2)
+    gates = shape.width**2 + shape.width + shape.width * shape.heads if gated else 0
+    return shape.layers * (projections + quadratic + gates)
 
 
 def carbon_grams(flops: float) -> float:
@@ -42,15 +32,14 @@ def carbon_grams(flops: float) -> float:
     return flops / FLOPS_PER_GRAM
 
 
-def parameters(labels: int, *, gated: bool, shape: Shape | None = None) -> int:
+def parameters(labels: int, *, gated: bool, shape: Shape = _PRINTED) -> int:
     """The number of parameters of the paper's model (gated) or of its standard Transformer."""
-    m = shape or Shape()
-    attention = 4 * (m.width**2 + m.width)
-    feedforward = 2 * m.width * m.inner + m.inner + m.width
-    norms = 2 * 2 * m.width
-    gates = m.width**2 + m.width + m.width + 1 + m.width * m.heads + m.heads if gated else 0
+    attention = 4 * (shape.width**2 + shape.width)
+    feedforward = 2 * shape.width * shape.inner + shape.inner + shape.width
+    norms = 2 * 2 * shape.width
+    gates = shape.width**2 + shape.width + shape.width + 1 + shape.width * shape.heads + shape.heads if gated else 0
     layer = attention + feedforward + norms + gates
-    return m.vocab * m.width + m.layers * layer + labels * (m.width + 1)
+    return shape.vocab * shape.width + shape.layers * layer + labels * (shape.width + 1)
 
 
 @dataclass(frozen=True)
@@ -76,60 +65,35 @@ MAIN_TABLE = (
 PUBLISHED_MIB = {"transformer": 197.58, "budgetformer": 206.70}
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A computed value beside the published one."""
+def _cell(row: PublishedRow, gated: bool, quantity: str) -> dict[str, Any]:
+    """A computed value beside the published one, which it matches if it rounds to the printed digits."""
 
-    dataset: str
-    model: str
-    quantity: str
-    computed: float
-    published: float
-    matches: bool
-
-
-def _rounded(value: float, quantity: str) -> float:
-    """As the paper prints it: FLOPs with three significant digits, carbon with four decimals."""
-    if quantity == "carbon_g":
-        return round(value, 4)
-    exponent = math.floor(math.log10(value))
-    return round(value, 2 - exponent)
-
-
-def _cell(row: PublishedRow, gated: bool, quantity: str) -> Cell:
     def value(budget: float) -> float:
         flops = row.test_rows * attention_flops(row.tokens, budget, gated=gated)
         return flops if quantity == "flops" else carbon_grams(flops)
 
+    def printed(budget: float) -> float:
+        return float(f"{value(budget):{_PRINTED_AS[quantity]}}")
+
+    s, half_digit = (row.budget, 0.0005) if gated else (1.0, 0.0)  # s_mean is itself printed to three digits
     published = (row.flops if quantity == "flops" else row.carbon)[gated]
-    half_digit = 0.0005 if gated else 0.0  # s_mean is itself printed to three digits
-    s = row.budget if gated else 1.0
-    low, high = (_rounded(value(s + sign * half_digit), quantity) for sign in (-1, 1))
-    slack = 1e-9 * published
-    return Cell(
-        dataset=row.dataset,
-        model="budgetformer" if gated else "transformer",
-        quantity=quantity,
-        computed=value(s),
-        published=published,
-        matches=low - slack <= published <= high + slack,
-    )
+    return {
+        "dataset": row.dataset,
+        "model": "budgetformer" if gated else "transformer",
+        "quantity": quantity,
+        "computed": value(s),
+        "published": published,
+        "matches": printed(s - half_digit) <= published <= printed(s + half_digit),
+    }
 
 
-def main_table_costs() -> list[Cell]:
+def main_table_costs() -> list[dict[str, Any]]:
     """All twenty FLOPs and carbon cells of the paper's main table, recomputed."""
-    return [
-        _cell(row, gated, quantity)
-        for row in MAIN_TABLE
-        for quantity in ("flops", "carbon_g")
-        for gated in (False, True)
-    ]
+    return [_cell(row, gated, quantity) for row in MAIN_TABLE for quantity in _PRINTED_AS for gated in (False, True)]
 
 
 def summary() -> dict[str, Any]:
     """Model sizes in MiB (fp32, three labels) and the main table's cells, as JSON-ready data."""
-    sizes = {
-        "transformer": parameters(3, gated=False) * 4 / _MIB,
-        "budgetformer": parameters(3, gated=True) * 4 / _MIB,
-    }
-    return {"sizes_mib": sizes, "cells": [asdict(cell) for cell in main_table_costs()]}
+    models = {"transformer": False, "budgetformer": True}
+    sizes = {name: parameters(3, gated=gated) * 4 / 2**20 for name, gated in models.items()}
+    return {"sizes_mib": sizes, "cells": main_table_costs()}

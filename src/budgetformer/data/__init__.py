@@ -8,49 +8,23 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-_NAMES = {
-    "batches": ("Batch", "collate", "eval_plan", "plan_epoch"),
-    "check": ("CheckReport", "check_data"),
-    "dataset": ("DataSet", "Leak", "Split", "open_data", "stream_examples"),
-    "tokens": ("TextEncoder", "TextError", "TokenTable", "encode_split"),
-    "examples": ("Example",),
-    "locate": ("DataSource",),
-    "sources": ("BadRow", "RawRow", "read_rows"),
-    "tokenizer": ("load_tokenizer", "train_tokenizer"),
-}
-_HOMES = {name: f"budgetformer.data.{home}" for home, names in _NAMES.items() for name in names}
-__all__ = [*_HOMES]
-
 if TYPE_CHECKING:
-    from budgetformer.data.batches import Batch as Batch
-    from budgetformer.data.batches import collate as collate
-    from budgetformer.data.batches import eval_plan as eval_plan
-    from budgetformer.data.batches import plan_epoch as plan_epoch
-    from budgetformer.data.check import CheckReport as CheckReport
-    from budgetformer.data.check import check_data as check_data
-    from budgetformer.data.dataset import DataSet as DataSet
-    from budgetformer.data.dataset import Leak as Leak
-    from budgetformer.data.dataset import Split as Split
-    from budgetformer.data.dataset import open_data as open_data
-    from budgetformer.data.dataset import stream_examples as stream_examples
-    from budgetformer.data.examples import Example as Example
-    from budgetformer.data.locate import DataSource as DataSource
-    from budgetformer.data.sources import BadRow as BadRow
-    from budgetformer.data.sources import RawRow as RawRow
-    from budgetformer.data.sources import read_rows as read_rows
-    from budgetformer.data.tokenizer import load_tokenizer as load_tokenizer
-    from budgetformer.data.tokenizer import train_tokenizer as train_tokenizer
-    from budgetformer.data.tokens import TextEncoder as TextEncoder
-    from budgetformer.data.tokens import TextError as TextError
-    from budgetformer.data.tokens import TokenTable as TokenTable
-    from budgetformer.data.tokens import encode_split as encode_split
+    from budgetformer.data.batches import Batch, collate, eval_plan, plan_epoch
+    from budgetformer.data.dataset import DataSet, Split, open_data, open_labelled, stream_examples
+    from budgetformer.data.examples import Example
+    from budgetformer.data.locate import DataSource
+    from budgetformer.data.tokenizer import load_tokenizer, train_tokenizer
+    from budgetformer.data.tokens import TextEncoder, TextError, TokenTable, encode_split
+
+__all__ = [
+    "Batch", "DataSet", "DataSource", "Example", "Split", "TextEncoder", "TextError", "TokenTable", "collate",
+    "encode_split", "eval_plan", "load_tokenizer", "open_data", "open_labelled", "plan_epoch", "stream_examples",
+    "train_tokenizer",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'budgetformer.data' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    for home in ("locate", "examples", "tokenizer", "dataset", "tokens", "batches") if name in __all__ else ():
+        if hasattr(module := import_module(f"budgetformer.data.{home}"), name):
+            return getattr(module, name)
+    raise AttributeError(f"module 'budgetformer.data' has no attribute {name!r}")

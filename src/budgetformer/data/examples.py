@@ -7,15 +7,17 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from budgetformer.data.columns import Columns
-from budgetformer.data.sources import RAW_KEPT, BadRow, RawRow, Table
+from budgetformer.data.files import RowError
+from budgetformer.data.sources import BadRow, RawRow, Table
 from budgetformer.errors import DataError, UsageError
 
 Label = str | float | tuple[str, ...] | None
+FIRST_BAD = 5  # bad rows that a report shows
 UNLABELLED = "unlabelled"  # a row whose label says that nobody knows it: dropped and counted, never an error
 
 
@@ -35,21 +37,30 @@ class Example:
 
 
 @dataclass(frozen=True)
-class LabelRule:
-    """How a label is read. `names` stand behind integer labels; `known`, if given, is all that may occur."""
+class Schema:
+    """How rows are read: columns and the labels' task, None for prediction.
 
-    task: str
+    separator: what separates several labels in one column. names: what stands behind integer labels.
+    known: the only labels that may occur; None while they are being collected.
+    """
+
+    columns: Columns
+    task: str | None = None
     separator: str | None = None
     names: tuple[str, ...] = ()
     known: frozenset[str] | None = None
+
+    def with_labels(self, labels: Iterable[str]) -> Schema:
+        """The same for held-out rows: a class outside of `labels` makes a bad row."""
+        return self if self.task == "regression" else replace(self, known=frozenset(labels))
 
 
 class BadRows:
     """What happens to rows that cannot be used: "error" raises at the first, "skip" writes them to the
     quarantine file, "count" only counts. The first few are kept for show."""
 
-    def __init__(self, policy: str, quarantine: Path | None = None, keep: int = 5) -> None:
-        self.policy, self.quarantine, self.keep = policy, quarantine, keep
+    def __init__(self, policy: str, quarantine: Path | None = None, *, append: bool = False) -> None:
+        self.policy, self.quarantine, self._mode = policy, quarantine, "a" if append else "w"
         self.counts: Counter[str] = Counter()
         self.first: list[BadRow] = []
 
@@ -67,19 +78,21 @@ class BadRows:
             return
         if self.policy == "error":
             raise DataError(f"{row.file}, line {row.line}: {row.reason}; or set such rows aside with --bad-rows skip")
-        if len(self.first) < self.keep:
+        if len(self.first) < FIRST_BAD:
             self.first.append(row)
         if self.policy == "skip" and self.quarantine:
             record = {"file": row.file, "line": row.line, "reason": row.reason, "raw": row.raw}
             try:
-                with self.quarantine.open("w" if self.bad == 1 else "a", encoding="utf-8") as out:
+                with self.quarantine.open(self._mode, encoding="utf-8") as out:
                     out.write(json.dumps(record) + "\n")
+                self._mode = "a"
             except OSError as error:
                 raise UsageError(f"quarantine is {self.quarantine}, which cannot be written ({error})") from None
 
 
-def read_examples(table: Table, columns: Columns, rule: LabelRule | None, bad: BadRows) -> Iterator[Example]:
-    """Stream a table's examples; rows that cannot be used go to `bad`. Without a rule labels are not read."""
+def read_examples(table: Table, schema: Schema, bad: BadRows) -> Iterator[Example]:
+    """Stream a table's examples; rows that cannot be used go to `bad`."""
+    columns = schema.columns
     for row in table.rows():
         if isinstance(row, BadRow):
             bad.add(row)
@@ -87,10 +100,10 @@ def read_examples(table: Table, columns: Columns, rule: LabelRule | None, bad: B
         try:
             text = _text(row.fields, columns.text)
             pair = _text(row.fields, columns.text_pair) if columns.text_pair else None
-            label = _label(row.fields, columns.labels, rule) if rule else None
-        except _UnusableError as error:
-            raw = json.dumps(row.fields, ensure_ascii=False, default=str)[:RAW_KEPT]
-            bad.add(BadRow(table.name, row.line, error.kind, error.reason, raw))
+            label = _label(row.fields, schema) if schema.task else None
+        except RowError as error:
+            error.raw = json.dumps(row.fields, ensure_ascii=False, default=str)
+            bad.add(BadRow.of(error, table.name, row.line))
             continue
         yield Example(text, pair, label, row.line, table.name, row.fields)
 
@@ -107,12 +120,6 @@ def infer_task(rows: Iterable[RawRow], labels: tuple[str, ...], separator: str |
     return "regression" if fraction and None not in numbers else "single"
 
 
-class _UnusableError(Exception):
-    def __init__(self, kind: str, reason: str) -> None:
-        super().__init__(reason)
-        self.kind, self.reason = kind, reason
-
-
 def _text(fields: dict[str, Any], column: str) -> str:
     value = fields.get(column)
     if isinstance(value, str):
@@ -122,8 +129,8 @@ def _text(fields: dict[str, Any], column: str) -> str:
             return value
     elif value is not None:
         kind = type(value).__name__
-        raise _UnusableError("text is no string", f"{column!r} holds a {kind} ({value!r:.40}), not a string: quote it")
-    raise _UnusableError("empty text", f"{column!r} is empty or missing: fill it in or drop the row")
+        raise RowError("text is no string", f"{column!r} holds a {kind} ({value!r:.40}), not a string: quote it")
+    raise RowError("empty text", f"{column!r} is empty or missing: fill it in or drop the row")
 
 
 def _check_unicode(value: str, column: str) -> None:
@@ -132,7 +139,7 @@ def _check_unicode(value: str, column: str) -> None:
     except UnicodeEncodeError as error:
         bad = value[error.start]
         reason = f"{column!r} holds half a surrogate pair ({bad!a} at character {error.start + 1}): write it whole"
-        raise _UnusableError("broken Unicode", reason) from None
+        raise RowError("broken Unicode", reason) from None
 
 
 def _missing(value: Any) -> bool:
@@ -141,55 +148,56 @@ def _missing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-def _label(fields: dict[str, Any], columns: tuple[str, ...], rule: LabelRule) -> Label:
+def _label(fields: dict[str, Any], schema: Schema) -> Label:
+    columns = schema.columns.labels
     if len(columns) > 1:
         return tuple(column for column in columns if _flag(fields.get(column), column))
     column, value = columns[0], fields.get(columns[0])
-    if rule.task == "multi":
-        return _names(value, column, rule)
+    if schema.task == "multi":
+        return _names(value, column, schema)
     if _missing(value):
-        raise _UnusableError("no label", f"{column!r} is empty or NaN ({value!r}): fill in a label or drop the row")
-    if rule.task == "regression":
+        raise RowError("no label", f"{column!r} is empty or NaN ({value!r}): fill in a label or drop the row")
+    if schema.task == "regression":
         number = _number(value)
         if number is None or not math.isfinite(number):
-            remedy = "mend it, or pass --task single for classes"
+            remedy = "fix it, or pass --task single for classes"
             reason = f"{column!r} holds {value!r:.40}, not a finite number: {remedy}"
-            raise _UnusableError("label is no number", reason)
+            raise RowError("label is no number", reason)
         return number
     if isinstance(value, list | dict):
         kind = type(value).__name__
         reason = f"{column!r} holds a {kind} ({value!r:.40}), not one label: pass --task multi for lists"
-        raise _UnusableError("label is no single value", reason)
-    return _name(value, column, rule)
+        raise RowError("label is no single value", reason)
+    return _name(value, column, schema)
 
 
-def _names(value: Any, column: str, rule: LabelRule) -> tuple[str, ...]:
-    if isinstance(value, str) and rule.separator:
-        value = [part.strip() for part in value.split(rule.separator) if part.strip()]
+def _names(value: Any, column: str, schema: Schema) -> tuple[str, ...]:
+    if isinstance(value, str) and schema.separator:
+        value = [part.strip() for part in value.split(schema.separator) if part.strip()]
     if not isinstance(value, list):
         reason = f"{column!r} holds {value!r:.40}, not a list of labels: write a list or pass --label-separator"
-        raise _UnusableError("label is no list", reason)
+        raise RowError("label is no list", reason)
     if any(_missing(part) for part in value):
-        raise _UnusableError("no label", f"{column!r} holds an empty label in {value!r:.60}: remove it")
-    return tuple(dict.fromkeys(_name(part, column, rule) for part in value))
+        raise RowError("no label", f"{column!r} holds an empty label in {value!r:.60}: remove it")
+    return tuple(dict.fromkeys(_name(part, column, schema) for part in value))
 
 
-def _name(value: Any, column: str, rule: LabelRule) -> str:
+def _name(value: Any, column: str, schema: Schema) -> str:
     name = label_text(value)
     is_number = isinstance(value, int) and not isinstance(value, bool)
-    if rule.names and (is_number or name not in rule.names):
+    if schema.names and (is_number or name not in schema.names):
         if name == "-1":
-            raise _UnusableError(UNLABELLED, f"{column!r} is -1: nobody labelled this row")
-        if not (name.isdecimal() and int(name) < len(rule.names)):
-            shown = ", ".join(rule.names[:8])
-            reason = f"{column!r} is {name!r}, but the label names (labels.json) are {shown}: mend one of them"
-            raise _UnusableError("unknown label", reason)
-        name = rule.names[int(name)]
-    if rule.known is not None and name not in rule.known:
-        near = difflib.get_close_matches(name, rule.known, n=1)
+            raise RowError(UNLABELLED, f"{column!r} is -1: nobody labelled this row")
+        if not (name.isdecimal() and int(name) < len(schema.names)):
+            shown = ", ".join(schema.names[:8])
+            reason = f"{column!r} is {name!r}, but the label names (labels.json) are {shown}: fix one of them"
+            raise RowError("unknown label", reason)
+        name = schema.names[int(name)]
+    if schema.known is not None and name not in schema.known:
+        near = difflib.get_close_matches(name, schema.known, n=1)
         guess = f" (the nearest known one is {near[0]!r})" if near else ""
-        reason = f"{column!r} is {name!r}, which no training row has{guess}: mend it or train on it too"
-        raise _UnusableError("label unseen in training", reason)
+        reason = f"{column!r} is {name!r}, which no training row has{guess}: fix it or train on it too"
+        raise RowError("label unseen in training", reason)
     return name
 
 
@@ -217,4 +225,4 @@ def _flag(value: Any, column: str) -> bool:
         return True
     if text in ("0", "false", "0.0"):
         return False
-    raise _UnusableError("label is not 0 or 1", f"{column!r} holds {value!r:.40}, where 0 or 1 is needed: mend it")
+    raise RowError("label is not 0 or 1", f"{column!r} holds {value!r:.40}, where 0 or 1 is needed: fix it")

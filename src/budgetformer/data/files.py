@@ -22,56 +22,41 @@ MAX_ROW = 16 * 2**20  # bytes of one row, line breaks inside quotes included
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
 
 
-class BadLine(Exception):  # noqa: N818 - caught by the reader, never shown as an error
-    """One line that is no text. The `Lines` that raised it goes on with the next line."""
+class RowError(Exception):
+    """A row that cannot be used: what kind of fault, the reason with its remedy, and the row as it was read.
 
-    def __init__(self, kind: str, reason: str, raw: str) -> None:
+    Caught by the reader, never shown as an error.
+    """
+
+    def __init__(self, kind: str, reason: str, raw: str = "") -> None:
         super().__init__(reason)
         self.kind, self.reason, self.raw = kind, reason, raw
-
-
-class _AsUtf8(io.RawIOBase):
-    """A text stream read as UTF-8 bytes, for encodings whose line break is not one byte."""
-
-    def __init__(self, text: io.TextIOWrapper) -> None:
-        self._text, self._rest = text, b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
-        data = self._rest or self._text.read(65536).encode()
-        size = min(len(buffer), len(data))
-        buffer[:size], self._rest = data[:size], data[size:]
-        return size
 
 
 class Lines(Iterator[str]):
     """The lines of a file with their line breaks; `number` is the line last read, from 1.
 
-    A line that cannot be decoded, holds a NUL byte or is longer than `MAX_ROW` raises `BadLine`, and the
+    A line that cannot be decoded, holds a NUL byte or is longer than `MAX_ROW` raises `RowError`, and the
     next call reads the line after it. Damage to the compressed stream is a DataError: nothing follows it.
     """
 
     def __init__(self, path: Path, file: str, encoding: str) -> None:
-        self.file, self.number, self.offset = file, 0, 0
+        self.file, self.number, self._offset = file, 0, 0
         self._encoding = check_encoding(encoding)
-        stream = open_bytes(path)
-        if not _one_byte_newline(self._encoding):
-            text = io.TextIOWrapper(stream, encoding=self._encoding, newline="")
-            stream = _buffered(_AsUtf8(text))
+        self._stream, self._text = open_bytes(path), None
+        if "a\n".encode(self._encoding) != b"a\n":  # its line break is not one byte
+            self._text = io.TextIOWrapper(self._stream, encoding=self._encoding, newline="\n")
             self._encoding = "utf-8"
-        self._stream = stream
 
     def __next__(self) -> str:
         raw = self._read(MAX_ROW + 1)
         if not raw:
             raise StopIteration
         self.number += 1
-        start, self.offset = self.offset, self.offset + len(raw)
+        start, self._offset = self._offset, self._offset + len(raw)
         if len(raw) > MAX_ROW:
             self._skip_rest(raw)
-            raise BadLine(
+            raise RowError(
                 "row too long",
                 f"the line is longer than {MAX_ROW // 2**20} MiB: is this file really made of lines of text?",
                 raw[:200].decode(self._encoding, "backslashreplace"),
@@ -81,7 +66,8 @@ class Lines(Iterator[str]):
         except UnicodeDecodeError as error:
             raise self._undecodable(raw, start, error) from None
         if "\0" in line:
-            raise BadLine("NUL byte", f"NUL byte at character {line.index(chr(0)) + 1}: remove it", line.rstrip("\r\n"))
+            place = line.index("\0") + 1
+            raise RowError("NUL byte", f"NUL byte at character {place}: remove it", line.rstrip("\r\n"))
         return line.removeprefix("\ufeff") if self.number == 1 else line
 
     def close(self) -> None:
@@ -89,7 +75,7 @@ class Lines(Iterator[str]):
 
     def _read(self, size: int) -> bytes:
         try:
-            return self._stream.readline(size)
+            return self._text.readline(size).encode() if self._text else self._stream.readline(size)
         except DAMAGED as error:
             raise DataError(
                 f"{self.file}, after line {self.number}: the compressed data is cut short or damaged "
@@ -103,15 +89,15 @@ class Lines(Iterator[str]):
     def _skip_rest(self, raw: bytes) -> None:
         while raw and not raw.endswith(b"\n"):
             raw = self._read(2**20)
-            self.offset += len(raw)
+            self._offset += len(raw)
 
-    def _undecodable(self, raw: bytes, start: int, error: UnicodeDecodeError) -> BadLine:
+    def _undecodable(self, raw: bytes, start: int, error: UnicodeDecodeError) -> RowError:
         wide = start == 0 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         reason = (
             f"byte 0x{raw[error.start]:02x} at offset {start + error.start} is not {self._encoding}: "
             f"pass --encoding {'utf-16' if wide else 'latin-1, or whatever the file is written in'}"
         )
-        return BadLine("wrong encoding", reason, raw.decode(self._encoding, "backslashreplace").rstrip("\r\n"))
+        return RowError("wrong encoding", reason, raw.decode(self._encoding, "backslashreplace").rstrip("\r\n"))
 
 
 def check_encoding(encoding: str) -> str:
@@ -132,9 +118,9 @@ def open_bytes(path: Path) -> BinaryIO:
     head = plain.read(6)
     plain.seek(0)
     if head.startswith(b"\x1f\x8b"):
-        return _buffered(gzip.GzipFile(fileobj=plain))
-    if head == b"\xfd7zXZ\0":
-        return _buffered(lzma.LZMAFile(plain))
+        return cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=plain), 2**17))
+    if head.startswith(b"\xfd7zXZ\0"):
+        return cast("BinaryIO", io.BufferedReader(lzma.LZMAFile(plain), 2**17))
     return plain
 
 
@@ -148,7 +134,7 @@ def head_of(path: Path, file: str, size: int = 2**16) -> bytes:
 
 
 def spool_stdin() -> Path:
-    """Standard input as a file, since data is read more than once; it goes when the process ends."""
+    """Standard input as a file, since its first rows are read twice; it goes when the process ends."""
     if sys.stdin.isatty():
         raise UsageError("data '-' means standard input, but nothing is piped into it")
     handle, name = tempfile.mkstemp(prefix="budgetformer-stdin-")
@@ -157,11 +143,3 @@ def spool_stdin() -> Path:
     with os.fdopen(handle, "wb") as spool:
         shutil.copyfileobj(sys.stdin.buffer, spool)
     return path
-
-
-def _buffered(stream: object) -> BinaryIO:
-    return cast("BinaryIO", io.BufferedReader(cast("io.RawIOBase", stream), 2**17))
-
-
-def _one_byte_newline(encoding: str) -> bool:
-    return "a\n".encode(encoding) == b"a\n"

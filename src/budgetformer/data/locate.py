@@ -70,7 +70,13 @@ def locate(source: DataSource) -> dict[str, Table]:
             tables[split] = FileTable(_existing(path), path, source.encoding, names)
     if source.validation == "test" and "test" not in tables:
         raise UsageError("validation is 'test', but there is no test set: pass one with --test")
-    return tables
+    return {split: tables[split] for split in ("train", "validation", "test") if split in tables}
+
+
+def quarantine_file(source: DataSource) -> Path:
+    """Where bad rows are set aside: as asked, or in the current directory under the data's name."""
+    name = "stdin" if source.data == "-" else Path(source.data.replace(":", "_")).name
+    return Path(source.quarantine or f"{name}.bad.jsonl")
 
 
 def _main_tables(source: DataSource) -> dict[str, Table]:

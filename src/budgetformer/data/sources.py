@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from budgetformer.data.files import MAX_ROW, BadLine, Lines, check_encoding, head_of
+from budgetformer.data.files import MAX_ROW, Lines, RowError, check_encoding, head_of
 from budgetformer.errors import DataError, MissingExtraError
 
 FORMATS = {
@@ -37,6 +37,10 @@ class BadRow:
     kind: str
     reason: str
     raw: str
+
+    @classmethod
+    def of(cls, error: RowError, file: str, line: int) -> BadRow:
+        return cls(file, line, error.kind, error.reason, error.raw[:RAW_KEPT])
 
 
 class Table(Protocol):
@@ -76,52 +80,54 @@ def read_rows(path: Path | str, *, name: str | None = None, encoding: str = "utf
     """Stream a file's rows; broken ones come as `BadRow`, in their place. `name` is what messages call it."""
     path = Path(path)
     name = name or str(path)
-    file_format, delimiter = sniff(path, name, encoding)
-    if file_format == "parquet":
+    format_ = sniff(path, name, encoding)
+    if format_.kind == "parquet":
         yield from _parquet_rows(path, name)
         return
     lines = Lines(path, name, encoding)
     try:
-        yield from _json_rows(lines) if file_format == "jsonl" else _delimited_rows(lines, path, delimiter)
+        yield from _json_rows(lines) if format_.kind == "jsonl" else _delimited_rows(lines, format_)
     finally:
         lines.close()
 
 
-def sniff(path: Path, name: str, encoding: str) -> tuple[str, str]:
-    """The format and delimiter of a file: by its name, else (and for standard input) by how it starts."""
+class Format(NamedTuple):
+    """csv, tsv, jsonl or parquet; of the first two, what separates fields and whether a quote may enclose one."""
+
+    kind: str
+    delimiter: str = ""
+    quoted: bool = True
+
+
+def sniff(path: Path, name: str, encoding: str) -> Format:
+    """The format of a file: by its name, else (and for standard input) by how it starts."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in (".gz", ".xz")]
-    file_format = FORMATS.get(suffixes[-1], "") if suffixes else ""
+    kind = FORMATS.get(suffixes[-1], "") if suffixes else ""
     head = head_of(path, name)
     if head.startswith(b"PAR1"):
-        return "parquet", ""
-    if file_format == "parquet":
+        return Format("parquet")
+    if kind == "parquet":
         raise DataError(f"{name}: this is no Parquet file (it starts with {head[:4]!r}): name it after its format")
-    text = head.decode(check_encoding(encoding), "replace").lstrip("\ufeff \t\r\n")
-    if not file_format and text.startswith(("{", "[")):
-        file_format = "jsonl"
-    if file_format == "jsonl" and text.startswith("["):
+    text = head.decode(check_encoding(encoding), "replace")
+    start = text.lstrip("\ufeff \t\r\n")
+    if not kind and start.startswith(("{", "[")):
+        kind = "jsonl"
+    if kind == "jsonl" and start.startswith("["):
         raise DataError(f"{name}: this is one JSON array, not JSON lines: convert it with jq -c '.[]'")
-    header = text.split("\n", 1)[0]
-    delimiter = max(",", "\t", ";", key=header.count)
-    if file_format == "tsv" or (not file_format and delimiter == "\t"):
-        return "tsv", "\t"
-    return file_format or "csv", delimiter
+    if kind == "jsonl":
+        return Format("jsonl")
+    delimiter = "\t" if kind == "tsv" else max(",", "\t", ";", key=start.split("\n", 1)[0].count)
+    quoted = delimiter != "\t" or not _plain_tabs(text)
+    return Format(kind or ("tsv" if delimiter == "\t" else "csv"), delimiter, quoted)
 
 
-def columns_of(table: Table, sample: int = 100) -> list[str]:
-    """The columns seen in the first rows, in order."""
-    seen: dict[str, None] = {}
-    for row in table.rows():
-        if isinstance(row, RawRow):
-            seen.update(dict.fromkeys(row.fields))
-            sample -= 1
-        if sample <= 0:
-            break
-    return list(seen)
-
-
-def _bad(lines: Lines, line: int, error: BadLine) -> BadRow:
-    return BadRow(lines.file, line, error.kind, error.reason, error.raw[:RAW_KEPT])
+def _plain_tabs(text: str) -> bool:
+    """Whether a quote means nothing special here: some field opens with one and does not close it."""
+    lines = text.split("\n")[:-1]
+    width = lines[0].count("\t") if lines else 0
+    quoted = [field for line in lines for field in line.rstrip("\r").split("\t") if field.startswith('"')]
+    loose = any(not re.fullmatch(r'"([^"]|"")*"', field) for field in quoted)
+    return loose and all(line.count("\t") == width for line in lines if line)
 
 
 def _json_rows(lines: Lines) -> Iterator[RawRow | BadRow]:
@@ -132,23 +138,23 @@ def _json_rows(lines: Lines) -> Iterator[RawRow | BadRow]:
                 yield RawRow(lines.number, _json_object(text))
         except StopIteration:
             return
-        except BadLine as error:
-            yield _bad(lines, lines.number, error)
+        except RowError as error:
+            yield BadRow.of(error, lines.file, lines.number)
 
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadLine("broken JSON", f"broken JSON ({error}): a line must hold one JSON object", text) from None
+        raise RowError("broken JSON", f"broken JSON ({error}): a line must hold one JSON object", text) from None
     if not isinstance(value, dict):
         kind = type(value).__name__
         reason = f'the line holds a JSON {kind}, not an object such as {{"text": ..., "label": ...}}'
-        raise BadLine("broken JSON", reason, text)
+        raise RowError("broken JSON", reason, text)
     return value
 
 
-class _Record(Iterator[str]):
+class _RecordLines(Iterator[str]):
     """Feeds lines to csv.reader and remembers those of the record under way."""
 
     def __init__(self, lines: Lines) -> None:
@@ -170,18 +176,18 @@ class _Record(Iterator[str]):
             raise self.never_closed()
         return line
 
-    def never_closed(self) -> BadLine:
+    def never_closed(self) -> RowError:
         reason = (
             f'a quote (") opened on line {self.first} is not closed by line {self._lines.number}: '
             'close it, and write a quote inside a quoted field as ""'
         )
-        return BadLine("unclosed quote", reason, "".join(self.parts[:20]))
+        return RowError("unclosed quote", reason, "".join(self.parts[:20]))
 
 
-def _delimited_rows(lines: Lines, path: Path, delimiter: str) -> Iterator[RawRow | BadRow]:
-    quoting: Any = csv.QUOTE_NONE if delimiter == "\t" and _plain_tabs(path, lines.file) else csv.QUOTE_MINIMAL
-    record = _Record(lines)
-    reader = csv.reader(record, delimiter=delimiter, quoting=quoting)
+def _delimited_rows(lines: Lines, format_: Format) -> Iterator[RawRow | BadRow]:
+    record = _RecordLines(lines)
+    quoting: Any = csv.QUOTE_MINIMAL if format_.quoted else csv.QUOTE_NONE
+    reader = csv.reader(record, delimiter=format_.delimiter, quoting=quoting)
     header: list[str] = []
     while True:
         record.start()
@@ -195,22 +201,22 @@ def _delimited_rows(lines: Lines, path: Path, delimiter: str) -> Iterator[RawRow
             if len(values) != len(header):
                 hint = "quote fields that hold the delimiter or a line break"
                 reason = f"{len(values)} fields where the header has {len(header)} ({', '.join(header)}): {hint}"
-                raise BadLine("wrong number of fields", reason, "".join(record.parts))
+                raise RowError("wrong number of fields", reason, "".join(record.parts))
             yield RawRow(record.first, dict(zip(header, values, strict=True)))
         except StopIteration:
             return
-        except BadLine as error:
+        except RowError as error:
             if not header:
                 raise DataError(f"{lines.file}, line {record.first}: {error.reason}") from None
-            yield _bad(lines, record.first if record.parts else lines.number, error)
+            yield BadRow.of(error, lines.file, record.first if record.parts else lines.number)
 
 
-def _next_record(reader: Iterator[list[str]], record: _Record) -> list[str]:
+def _next_record(reader: Iterator[list[str]], record: _RecordLines) -> list[str]:
     limit = csv.field_size_limit(MAX_ROW)  # the module knows no other way; put back before anyone looks
     try:
         values = next(reader)
     except csv.Error as error:
-        raise BadLine("broken CSV", f"{error}: check quotes and line breaks", "".join(record.parts)) from None
+        raise RowError("broken CSV", f"{error}: check quotes and line breaks", "".join(record.parts)) from None
     finally:
         csv.field_size_limit(limit)
     if record.unclosed:
@@ -224,15 +230,6 @@ def _header(values: Sequence[str], file: str, line: int) -> list[str]:
     if twice:
         raise DataError(f"{file}, line {line}: column {twice[0]!r} appears twice in the header: rename one of them")
     return names
-
-
-def _plain_tabs(path: Path, file: str) -> bool:
-    """Whether a quote means nothing special here: some field opens with one and does not close it."""
-    lines = head_of(path, file).decode("utf-8", "replace").split("\n")[:-1]
-    width = lines[0].count("\t") if lines else 0
-    quoted = [field for line in lines for field in line.rstrip("\r").split("\t") if field.startswith('"')]
-    loose = any(not re.fullmatch(r'"([^"]|"")*"', field) for field in quoted)
-    return loose and all(line.count("\t") == width for line in lines if line)
 
 
 def _parquet_rows(path: Path, name: str) -> Iterator[RawRow]:

@@ -30,18 +30,26 @@ def carve(hashes: Hashes, strata: NDArray[np.int32], fractions: Sequence[float],
     stratum = strata[first][order]
     spare = order[1:][stratum[1:] == stratum[:-1]]  # all but one of each stratum
     part = np.zeros(len(first), np.uint8)
-    for number, fraction in enumerate(fractions, 1):
-        wanted = max(1, round(fraction * len(first))) if fraction else 0
-        picked = evenly(len(spare), wanted)
+    for number, size in enumerate(part_sizes(len(first), len(first) - len(spare), fractions), 1):
+        picked = sample_rows(len(spare), size)
         part[spare[picked]] = number
         spare = np.delete(spare, picked)
     return part[text_of_row]
 
 
+def part_sizes(texts: int, strata: int, fractions: Sequence[float]) -> list[int]:
+    """How many different texts each part gets: its share, at least one, as long as each stratum keeps a text."""
+    sizes, spare = [], texts - strata
+    for fraction in fractions:
+        sizes.append(min(max(1, round(fraction * texts)), spare) if fraction else 0)
+        spare -= sizes[-1]
+    return sizes
+
+
 def subset(strata: NDArray[np.int32], size: int, seed: int) -> NDArray[np.int64]:
     """The rows of a random subset that keeps the balance of the strata, in ascending order."""
     order = _by_stratum(strata, seed)
-    return np.sort(order[evenly(len(order), size)])
+    return np.sort(order[sample_rows(len(order), size)])
 
 
 def quantile_bins(values: NDArray[np.float64], bins: int = 10) -> NDArray[np.int32]:
@@ -55,9 +63,9 @@ def pool_rare(strata: NDArray[np.int32]) -> NDArray[np.int32]:
     return np.where(np.bincount(strata)[strata] > 1, strata, -1).astype(np.int32)
 
 
-def repeats(sorted_hashes: Hashes) -> int:
+def repeats(hashes: Hashes) -> int:
     """How many rows repeat a text that another row has already."""
-    return int(np.count_nonzero(sorted_hashes[1:] == sorted_hashes[:-1]))
+    return len(hashes) - len(np.unique(hashes))
 
 
 def overlap(rows: Hashes, sorted_other: Hashes) -> NDArray[np.bool_]:
@@ -69,10 +77,13 @@ def overlap(rows: Hashes, sorted_other: Hashes) -> NDArray[np.bool_]:
     return np.asarray(sorted_other[place] == rows)
 
 
-def evenly(total: int, wanted: int) -> NDArray[np.int64]:
-    """`wanted` positions of `total`, evenly spaced; all of them if there are not enough."""
-    wanted = min(wanted, total)
-    return ((np.arange(wanted) + 0.5) * (total / max(wanted, 1))).astype(np.int64)
+def sample_rows(total: int, n: int) -> NDArray[np.int64]:
+    """The one way to take a sample of a split: n of `total` rows, evenly spaced, ascending; all if there are fewer.
+
+    Never the first n: many files are sorted by class.
+    """
+    n = min(n, total)
+    return ((np.arange(n) + 0.5) * (total / max(n, 1))).astype(np.int64)
 
 
 def _by_stratum(strata: NDArray[np.int32], seed: int) -> NDArray[np.int64]:

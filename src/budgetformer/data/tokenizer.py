@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 from budgetformer.errors import DataError, ModelError, UsageError
 
@@ -19,7 +18,7 @@ MAX_ALPHABET = 1000
 
 
 def load_tokenizer(name: str | Path, *, offline: bool = False) -> PreTrainedTokenizerFast:
-    """A tokenizer from a directory, a BERT vocabulary file (one piece a line), or the hub by its name.
+    """A tokenizer from a directory, a BERT vocabulary file (one piece per line), or the hub by its name.
 
     The hub is asked only for a name that is no path here, and never if `offline`.
     """
@@ -47,67 +46,55 @@ def load_tokenizer(name: str | Path, *, offline: bool = False) -> PreTrainedToke
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> PreTrainedTokenizerFast:
     """A lower-casing WordPiece trained on the texts: the same texts give the same bytes, in any process.
 
-    The texts are read once and spooled to a temporary file, not held in memory.
+    The texts are read twice: those of an iterator are held in memory, those of anything else are not.
     """
     from tokenizers import trainers
 
-    with tempfile.TemporaryFile("w+", encoding="utf-8", newline="\n", prefix="budgetformer-texts-") as spool:
-        alphabet = _spool(texts, spool)
-        if not alphabet:
-            raise DataError("a tokenizer cannot be trained: there is no text")
-        kept = sorted(sorted(alphabet, key=lambda char: (-alphabet[char], char))[:MAX_ALPHABET])
-        dropped = {ord(char): None for char in alphabet if char not in set(kept)}
-        rust = _wordpiece({piece: number for number, piece in enumerate(SPECIAL)})
-        continued = _continuations(rust, kept)
-        least = len(SPECIAL) + len(kept) + len(continued)
-        if vocab_size < least:
-            raise UsageError(f"vocab_size is {vocab_size}: the characters of these texts alone need {least}")
-        # The trainer numbers the pieces "##x" in the order of a randomly seeded hash map, and breaks ties
-        # between merges by those numbers: given as special tokens they have their numbers beforehand.
-        trainer = trainers.WordPieceTrainer(
-            vocab_size=vocab_size, special_tokens=[*SPECIAL, *continued], show_progress=False
-        )
-        rust.train_from_iterator(_unspool(spool, dropped), trainer)
+    texts = list(texts) if iter(texts) is texts else texts
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    by_frequency = sorted((char for char in counts if not char.isspace()), key=lambda char: (-counts[char], char))
+    if not by_frequency:
+        raise DataError("a tokenizer cannot be trained: there is no text")
+    alphabet, dropped = sorted(by_frequency[:MAX_ALPHABET]), dict.fromkeys(map(ord, by_frequency[MAX_ALPHABET:]))
+    rust = _wordpiece({piece: number for number, piece in enumerate(SPECIAL)})
+    continued = _continuations(rust, alphabet)
+    least = len(SPECIAL) + len(alphabet) + len(continued)
+    if vocab_size < least:
+        raise UsageError(f"vocab_size is {vocab_size}: the characters of these texts alone need {least}")
+    # The trainer numbers the pieces "##x" in the order of a randomly seeded hash map, and breaks ties
+    # between merges by those numbers: given as special tokens they have their numbers beforehand.
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size, special_tokens=[*SPECIAL, *continued], show_progress=False
+    )
+    # Python knows more white space than the tokenizer, for which some of it is control characters, and nothing.
+    rust.train_from_iterator((" ".join(text.split()).translate(dropped) for text in texts), trainer)
     vocabulary = rust.get_vocab(with_added_tokens=True)
     return _fast(_wordpiece(dict(sorted(vocabulary.items(), key=lambda item: item[1]))))
 
 
-def _spool(texts: Iterable[str], spool: IO[str]) -> Counter[str]:
-    alphabet: Counter[str] = Counter()
-    for text in texts:
-        line = " ".join(text.split())
-        spool.write(line + "\n")
-        alphabet.update(line)
-    spool.seek(0)
-    del alphabet[" "]
-    return alphabet
-
-
-def _unspool(spool: IO[str], dropped: dict[int, None]) -> Iterator[str]:
-    return (line.translate(dropped) for line in spool) if dropped else iter(spool)
-
-
 def _continuations(rust: Tokenizer, alphabet: Iterable[str]) -> list[str]:
     """The pieces of one character that may follow another within a word."""
-    found: set[str] = set()
+    following: set[str] = set()
     for char in alphabet:
         word = rust.normalizer.normalize_str(f"a{char}a")
         for piece, _ in rust.pre_tokenizer.pre_tokenize_str(word):
-            found.update(piece[1:])
-    return [f"##{char}" for char in sorted(found)]
+            following.update(piece[1:])
+    return [f"##{char}" for char in sorted(following)]
 
 
 def _from_vocabulary(path: Path) -> PreTrainedTokenizerFast:
     try:
         pieces = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: not UTF-8 at byte {error.start}: a vocabulary is UTF-8, one piece a line") from None
+        raise ModelError(f"{path}: not UTF-8 at byte {error.start}: a vocabulary is UTF-8") from None
     pieces = [piece.rstrip("\r") for piece in pieces]
     while pieces and not pieces[-1]:
         pieces.pop()
     missing = [piece for piece in SPECIAL if piece not in pieces]
     if missing:
-        raise ModelError(f"{path}: no {', '.join(missing)} in this vocabulary: is it BERT's, one piece a line?")
+        raise ModelError(f"{path}: no {', '.join(missing)} in this vocabulary: is it BERT's, one piece per line?")
     vocabulary = {piece: number for number, piece in enumerate(pieces)}
     if len(vocabulary) < len(pieces):
         twice = Counter(pieces).most_common(1)[0][0]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from budgetformer.data import TokenTable, collate, eval_plan
-from budgetformer.data.splits import evenly
+from budgetformer.data.splits import sample_rows
 from budgetformer.errors import UsageError
 from budgetformer.models.retrofit import BudgetedClassifier
 from budgetformer.nn.allocation import pool
@@ -104,7 +104,7 @@ def _batches(model: BudgetedClassifier, encoded: TokenTable, rows: int) -> Itera
     """So many rows from all over the file, for evaluation; the model's mode comes back afterwards."""
     was_training = model.training
     model.train(False)
-    some = evenly(len(encoded), rows)
+    some = sample_rows(len(encoded), rows)
     lengths = encoded.lengths[some]
     for chosen in eval_plan(lengths, token_budget=max(_TOKENS, int(lengths.max(initial=1)))):
         yield collate(encoded, some[chosen], model.config.pad_token_id or 0).tensors(model.device)

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from budgetformer.cost.paper import PUBLISHED_MIB, Shape, attention_flops, carbon_grams, parameters
+from budgetformer.cost.flops import Shape
+from budgetformer.cost.paper import PUBLISHED_MIB, attention_flops, carbon_grams, parameters
 from budgetformer.paper.cells import Plan
 from budgetformer.paper.published import DATA_SCALE, FIXED, MAIN, MODEL_SCALE, RANDOM
 from budgetformer.paper.results import (

@@ -14,6 +14,7 @@ import numpy as np
 from transformers.utils import logging
 
 from budgetformer.data import open_data, train_tokenizer
+from budgetformer.data.dataset import Texts
 from budgetformer.engine.scores import Floats, Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import BudgetFormerError
@@ -24,6 +25,7 @@ from budgetformer.paper.probes import probe
 from budgetformer.paper.scale import scale_named
 from budgetformer.runs.files import named_write_errors, write_directory, write_json
 from budgetformer.training.prepare import Prepared
+from budgetformer.training.record import has_begun
 from budgetformer.training.run import train
 
 
@@ -38,7 +40,9 @@ def compute(plan: Plan, cell: Cell) -> None:
         return
     folder = plan.cell(cell)
 
-    def look(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification, outcome: Scores) -> None:
+    def write_details(
+        prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification, outcome: Scores
+    ) -> None:
         test = prepared.splits[prepared.final]
         gated = model.config.allocator != "all"
         soft = score(TorchEngine(model), test, "full").logits if gated else outcome.logits
@@ -48,8 +52,14 @@ def compute(plan: Plan, cell: Cell) -> None:
             probes = probe(model, test, prepared.splits["validation"], outcome, plan.scale.probe_rows)
         write_json(folder / "probes.json", probes)
 
-    begun = (folder / "run.json").exists()
-    train(plan.source(cell.dataset, cell.fraction), plan.recipe(cell), folder, seed=cell.seed, resume=begun, look=look)
+    train(
+        plan.source(cell.dataset, cell.fraction),
+        plan.recipe(cell),
+        folder,
+        seed=cell.seed,
+        resume=has_begun(folder),
+        on_finished=write_details,
+    )
 
 
 def write_outcome(folder: Path, outcome: Scores, losses: Floats, soft: Any) -> None:
@@ -76,7 +86,7 @@ def make_tokenizer(plan: Plan, dataset: str) -> None:
     if plan.scale.name == "paper" or (folder / "tokenizer.json").exists():
         return
     data = open_data(plan.source(dataset))
-    texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
+    texts = Texts(data.splits["train"])
     tokenizer = train_tokenizer(texts, vocab_size=plan.scale.recipe_for(dataset, {}, None).vocab_size)
     with named_write_errors(folder):
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from budgetformer.data.columns import Columns, choose_columns
-from budgetformer.data.examples import BadRows, Example, read_examples
+from budgetformer.data.examples import BadRows, Example, Schema, read_examples
 from budgetformer.data.files import DAMAGED, open_bytes
 from budgetformer.data.locate import DataSource, locate
 from budgetformer.data.named import HubTable
-from budgetformer.data.scan import present_columns
+from budgetformer.data.scan import peek
 from budgetformer.data.sources import FORMATS, BadRow, FileTable, RawRow, Table, sniff
 from budgetformer.errors import DataError, UsageError
 
@@ -60,7 +60,7 @@ class Input:
         before = 0
         for table in self.tables:
             part = _Part(table, before, self.wanted)
-            for example in read_examples(part, self.columns, None, self.bad):
+            for example in read_examples(part, Schema(self.columns), self.bad):
                 yield part.number, example
             before = part.number
 
@@ -91,7 +91,7 @@ def open_input(
     present = dict[str, None]()
     columns = None
     for table in tables:
-        here = present_columns(table)
+        here = peek(table)[1]
         present.update(dict.fromkeys(here))
         columns = columns or _columns(here, table.name, source, trained_on)
         choose_columns(here, table.name, text=columns.text, text_pair=columns.text_pair, need_label=False)

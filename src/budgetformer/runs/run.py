@@ -21,10 +21,10 @@ from budgetformer.data import (
     encode_split,
     load_tokenizer,
     open_data,
+    open_labelled,
     stream_examples,
 )
-from budgetformer.data.held_out import open_held_out
-from budgetformer.data.splits import evenly, overlap, text_hash
+from budgetformer.data.splits import overlap, sample_rows
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.onnx import OnnxEngine, read_record
 from budgetformer.engine.scorer import Scorer
@@ -54,6 +54,15 @@ class HeldOut(NamedTuple):
     data: DataSet
     split: str
     notes: list[str]
+
+    def sample(self, limit: int | None) -> HeldOut:
+        """At most so many of the rows, from all over the split."""
+        split = self.data.splits[self.split]
+        if limit is None or limit >= split.rows:
+            return self
+        rows = sample_rows(split.rows, limit)
+        few = replace(split, index=split.index[rows], hashes=split.hashes[rows])
+        return self._replace(data=replace(self.data, splits={self.split: few}))
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,34 +195,31 @@ class Run:
         Of the run's own data (None, or the same content under whatever name) the split `prefer` that was kept back;
         of a changed training file the rows that are new; of any other data all rows.
         """
-        if split is None and (data := self._own_data(source)) is not None:
-            return HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
+        trained = self.record.get("data") or dict.fromkeys(_COLUMNS)
         if source is None:
-            raise DataError(f"{self.record['data']['data']} has changed since the run was trained: give labelled rows")
+            if (data := self._own_data(trained)) is None:
+                raise DataError(f"{trained['data']} has changed since the run was trained: give labelled rows")
+            return HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
         asked = DataSource(source) if isinstance(source, str) else source
-        columns = {key: getattr(asked, key) or self._trained[key] for key in _COLUMNS}
+        columns: dict[str, Any] = {key: getattr(asked, key) or trained[key] for key in _COLUMNS}
         task = {long: short for short, long in TASKS.items()}[self.task]
-        data = open_held_out(replace(asked, **columns), task, self.labels, split)
-        name = next(iter(data.splits))
+        data = open_labelled(replace(asked, **columns), task, self.labels, split)
+        name, digests = next(iter(data.splits)), self.record.get("data_digests") or {}
+        if split is None and data.splits[name].digest in digests.values():
+            places = {"data": asked.data, "data_dir": asked.data_dir or trained["data_dir"]}
+            if (own := self._own_data({**trained, **places})) is not None:
+                return HeldOut(own, prefer if prefer in own.splits else "validation", own.warnings)
         return self._without_training_rows(data, name, drop=split is None)
 
-    @property
-    def _trained(self) -> Mapping[str, Any]:
-        return self.record.get("data") or dict.fromkeys(_COLUMNS)
-
-    def _own_data(self, source: DataSource | str | None) -> DataSet | None:
-        """The run's own data, if that is what `source` holds."""
-        if "data_fingerprint" not in self.record or self._trained["data"] == "-":
-            return None
-        path = source if isinstance(source, str) else source.data if source else self._trained["data"]
-        places = {"data": path, "offline": True}
-        if isinstance(source, DataSource):
-            places["data_dir"] = source.data_dir or self._trained["data_dir"]
+    def _own_data(self, source: Mapping[str, Any]) -> DataSet | None:
+        """The data that the run was trained on, with its splits, if that is what `source` holds."""
+        if source["data"] in ("-", None):
+            raise DataError("the run's data came from standard input: give labelled rows")
         try:
-            data = open_data(DataSource(**{**self._trained, **places}))
+            data = open_data(DataSource(**{**source, "offline": True}))
         except (DataError, UsageError):
             return None
-        return data if data.fingerprint == self.record["data_fingerprint"] else None
+        return data if data.digests == self.record["data_digests"] else None
 
     def _without_training_rows(self, data: DataSet, name: str, *, drop: bool) -> HeldOut:
         file = self.folder / TRAINING_ROWS
@@ -222,22 +228,20 @@ class Run:
         from safetensors.numpy import load_file
 
         trained, split = np.sort(load_file(file)["hashes"]), data.splits[name]
-        hashes = np.fromiter((text_hash(e.text, e.text_pair) for e in split.examples()), np.uint64)
-        seen = overlap(hashes, trained)
+        seen = overlap(split.hashes, trained)
         if not seen.any():
             return HeldOut(data, name, data.warnings)
         note = f"{int(seen.sum())} of {len(seen)} rows were seen in training"
-        if drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON:
+        if drop and overlap(np.unique(trained), np.sort(split.hashes)).mean() >= _TRAINED_ON:
             if seen.all():
                 raise DataError(f"{data.source.data}: all of its {len(seen)} rows were seen in training: give others")
-            data = replace(data, splits={name: replace(split, rows=int((~seen).sum()), keep=~seen)})
-            note += " and are left out"
+            new = replace(split, index=split.index[~seen], hashes=split.hashes[~seen])
+            data, note = replace(data, splits={name: new}), f"{note} and are left out"
         return HeldOut(data, name, [*data.warnings, note])
 
-    def encode(self, rows: HeldOut, limit: int | None = None) -> TokenTable:
-        """Held-out rows in token ids; at most `limit` of them, from all over the split."""
-        table = encode_split(rows.data.splits[rows.split], rows.data, self.tokenizer, self.max_length)
-        return table if limit is None or limit >= len(table) else table.select(evenly(len(table), limit))
+    def encode(self, rows: HeldOut) -> TokenTable:
+        """Held-out rows in token ids."""
+        return encode_split(rows.data.splits[rows.split], rows.data, self.tokenizer, self.max_length)
 
     def evaluate(
         self,
@@ -249,14 +253,14 @@ class Run:
     ) -> dict[str, Any]:
         """Quality, heads and cost on held-out rows at each budget, beside the dense twin if there is one."""
         dials = [self.budget(budget) for budget in budgets]
-        rows = self.held_out(data, split)
-        table, engine = self.encode(rows, limit), self.engine()
+        rows = self.held_out(data, split).sample(limit)
+        table, engine = self.encode(rows), self.engine()
         scores = [score(engine, table, dial) for dial in dials]
         evaluations = [
             summarize(s, engine.config, split=rows.split, dial=str(dial), hardest=0 if number else _HARDEST)
             for number, (s, dial) in enumerate(zip(scores, dials, strict=True))
         ]
-        evaluations[0] = with_texts(evaluations[0], rows.data.splits[rows.split].examples())
+        evaluations[0] = with_texts(evaluations[0], rows.data.splits[rows.split])
         result: dict[str, Any] = {"evaluations": [asdict(e) for e in evaluations], "notes": rows.notes}
         return {**result, "columns": rows.data.columns_chosen, **self._versus_twin(scores[0], table, rows.split)}
 
@@ -283,8 +287,8 @@ class Run:
         limit: int | None = None,
     ) -> dict[str, Any]:
         """Sweep the dial over held-out rows; the points are stored in the run, as names for budgets."""
-        rows = self.held_out(data, split, prefer="validation")
-        table = self.encode(rows, limit)
+        rows = self.held_out(data, split, prefer="validation").sample(limit)
+        table = self.encode(rows)
         result = calibrate(
             self.engine(), table, split=rows.split, max_drop=max_drop, max_cost=max_cost, target_ms=target_ms
         )
@@ -318,13 +322,13 @@ class Run:
     def _check_rows(self, rows: str | None, log: Callable[[str], None]) -> CheckRows:
         """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""
         try:
-            held_out = self.held_out(rows)
-            table = self.encode(held_out, None if rows else _CHECK_ROWS)
+            held_out = self.held_out(rows).sample(None if rows else _CHECK_ROWS)
+            table = self.encode(held_out)
             return CheckRows(table, f"{len(table)} {held_out.split} rows of {held_out.data.source.data}")
         except DataError as error:
             if rows is not None:
                 log(f"{rows} is read without labels: {error}")
-                columns = {key: self._trained[key] for key in ("text", "text_pair", "data_dir")}
+                columns = {key: self.record["data"][key] for key in ("text", "text_pair", "data_dir")}
                 examples = list(stream_examples(DataSource(rows, **columns)))
                 encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
                 return CheckRows(encoder.table(examples, self.pairs), f"{len(examples)} rows of {rows}")

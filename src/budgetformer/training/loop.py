@@ -136,7 +136,7 @@ class Fit:
             with _signals() as stop:
                 while self.state.epoch < self.recipe.epochs and not self._out_of_patience():
                     self._epoch(view, stop)
-                    if self._any(stop.is_set()):  # the signal came while validating; the epoch's end was saved
+                    if self._any_process(stop.is_set()):  # the signal came while validating; the epoch's end was saved
                         raise Interrupted
         finally:
             view.close()
@@ -159,19 +159,19 @@ class Fit:
             state.seconds, began = state.seconds + now - began, now
             if state.step % _LOG_EVERY == 0 or state.step == 1:
                 self._log_step(figures, view)
-            if self._any(stop.is_set()):
+            if self._any_process(stop.is_set()):
                 self._save()
                 raise Interrupted
-            if self._any(now - saved_at > 60 * self.recipe.checkpoint_minutes):
+            if self._any_process(now - saved_at > 60 * self.recipe.checkpoint_minutes):
                 self._save()
                 saved_at = began = time.monotonic()
         self._close_epoch(view)
 
-    def _any(self, mine: bool) -> bool:
+    def _any_process(self, here: bool) -> bool:
         """Whether any process says yes; all processes get the same answer."""
         if self.world == 1:
-            return mine
-        return bool(self.accelerator.reduce(torch.tensor(float(mine), device=self.accelerator.device)).item())
+            return here
+        return bool(self.accelerator.reduce(torch.tensor(float(here), device=self.accelerator.device)).item())
 
     def _step(self, rows: Any) -> dict[str, Tensor]:
         """One optimiser step on a batch of rows. Returns this process's sums for the record."""
@@ -291,7 +291,7 @@ class Fit:
         if self.main and better:
             write_directory(self.checkpoints.best(state), self.save_model)
         self._save()
-        view.say(
+        view.log(
             f"epoch {state.epoch}/{self.recipe.epochs}: loss {means['loss']:.4f}, validation {evaluation.metric} "
             f"{evaluation.score:.4f} ({full.score:.4f} with all heads), mean s {evaluation.budget['s_mean']:.3f}, "
             f"k/H {evaluation.budget['k_over_h']:.3f}{' *' if better else ''}"

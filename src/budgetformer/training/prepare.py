@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from budgetformer.data import DataSet, DataSource, TokenTable, encode_split, load_tokenizer, open_data, train_tokenizer
+from budgetformer.data.dataset import Texts
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.runs.files import named_write_errors, write_directory
@@ -33,18 +35,18 @@ class Prepared:
         return "test" if "test" in self.splits else "validation"
 
 
-def prepare(source: DataSource, recipe: Recipe, folder: Path, say: Any) -> Prepared:
+def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str], None]) -> Prepared:
     """Open the data, get or train the tokenizer, encode the splits."""
     data = open_data(source)
-    say(data.columns_chosen)
+    log(data.columns_chosen)
     for warning in data.warnings:
-        say(f"warning: {warning}")
+        log(f"warning: {warning}")
     tokenizer = _tokenizer(data, recipe, folder, source.offline)
     splits = {name: encode_split(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
     for name, split in splits.items():
         truncated = int(split.truncated.sum())
         cut = f", {truncated} cut at {recipe.max_length} tokens" if truncated else ""
-        say(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
+        log(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
     return Prepared(data, tokenizer, splits)
 
 
@@ -54,8 +56,7 @@ def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> Pr
     if name := recipe.tokenizer or recipe.base:
         tokenizer = load_tokenizer(name, offline=offline)
     else:
-        texts = (text for e in data.splits["train"].examples() for text in (e.text, e.text_pair) if text is not None)
-        tokenizer = train_tokenizer(texts, vocab_size=recipe.vocab_size)
+        tokenizer = train_tokenizer(Texts(data.splits["train"]), vocab_size=recipe.vocab_size)
     save_tokenizer(tokenizer, folder)
     return load_tokenizer(folder, offline=True)
 

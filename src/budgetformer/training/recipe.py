@@ -4,16 +4,32 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from budgetformer.errors import UsageError
 
+_TOGETHER = "the preset base is for --base, and only it"
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+
+def _field(default: Any, words: str, holds: Callable[[Any], bool]) -> Any:
+    """A field with the rule for its values, and what to say of one that breaks it."""
+    return field(default=default, metadata={"words": words, "holds": holds})
+
+
+def _whole(default: int | None, least: int = 1, *, or_none: bool = False) -> Any:
+    words = f"a whole number of at least {least}{', or none' * or_none}"
+    return _field(default, words, lambda v: (or_none and v is None) or (type(v) is int and v >= least))
+
+
+def _above_zero(default: float) -> Any:
+    return _field(default, "a number above 0", lambda v: type(v) in (int, float) and v > 0)
+
+
+def _choice(*allowed: str) -> Any:
+    return _field(allowed[0], f"one of {', '.join(allowed)}", allowed.__contains__)
 
 
 @dataclass(frozen=True)
@@ -21,61 +37,48 @@ class Recipe:
     """Everything about training that is not the data. `model` holds changes to BudgetFormerConfig."""
 
     preset: str = "small"
-    epochs: int = 4
-    batch_size: int | None = 64  # rows of one optimiser step, whatever the processes and accumulation
-    token_budget: int | None = None  # or: padded tokens of one optimiser step
-    accumulate: int = 1  # pieces that a step's batch is computed in, to save memory
-    learning_rate: float = 1e-3
-    gate_rate: float = 1.0  # the gates' learning rate as a multiple
-    schedule: Literal["linear", "constant"] = "linear"
-    warmup: int = 200  # steps; at most a tenth of the run
-    weight_decay: float = 0.01
-    clip: float | None = 1.0
-    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
-    class_weights: Literal["none", "balanced"] = "none"
-    patience: int | None = None  # stop after this many epochs without a better validation score
-    keep: Literal["best", "last"] = "best"
-    max_length: int = 256
+    epochs: int = _whole(4)
+    batch_size: int | None = _whole(
+        64, or_none=True
+    )  # rows of one optimiser step, whatever the processes and accumulation
+    token_budget: int | None = _whole(None, or_none=True)  # or: padded tokens of one optimiser step
+    accumulate: int = _whole(1)  # pieces that a step's batch is computed in, to save memory
+    learning_rate: float = _above_zero(1e-3)
+    gate_rate: float = _above_zero(1.0)  # the gates' learning rate as a multiple
+    schedule: Literal["linear", "constant"] = _choice("linear", "constant")
+    warmup: int = _whole(200, least=0)  # steps; at most a tenth of the run
+    weight_decay: float = _field(0.01, "a number that is not negative", lambda v: type(v) in (int, float) and v >= 0)
+    clip: float | None = _field(
+        1.0, "a number above 0, or none for no clipping", lambda v: v is None or (type(v) in (int, float) and v > 0)
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = _choice("fp32", "bf16", "fp16")
+    class_weights: Literal["none", "balanced"] = _choice("none", "balanced")
+    patience: int | None = _whole(None, or_none=True)  # stop after this many epochs without a better validation score
+    keep: Literal["best", "last"] = _choice("best", "last")
+    max_length: int = _whole(256, least=8)
     tokenizer: str | None = None  # a name, directory or vocabulary file; none: trained on the training texts
-    vocab_size: int = 16000  # of the tokenizer that is trained
-    checkpoint_minutes: float = 5.0
+    vocab_size: int = _whole(16000, least=32)  # of the tokenizer that is trained
+    checkpoint_minutes: float = _above_zero(5.0)
     base: str | None = None  # a pretrained encoder, by directory or name, that gets head budgets
-    dense_epochs: int = 2  # that the base is fine-tuned for with all heads before budgets come; 0: it is already
+    dense_epochs: int = _whole(2, least=0)  # fine-tuning of the base with all heads before budgets; 0: it is fine-tuned
     delta: bool = False  # keep the base's weights as they are; train and save gates and classifier only
-    ranking: Literal["importance", "random"] = "importance"  # the order of heads that budgets begin with
+    ranking: Literal["importance", "random"] = _choice("importance", "random")  # what orders heads at the beginning
     model: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for name, low in (("epochs", 1), ("accumulate", 1), ("warmup", 0), ("max_length", 8), ("vocab_size", 32),
-                          ("dense_epochs", 0)):  # fmt: skip
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < low:
-                raise UsageError(f"{name}={value!r}: give a whole number of at least {low}")
+        for rule in fields(self):
+            value = getattr(self, rule.name)
+            if rule.metadata and not rule.metadata["holds"](value):
+                raise UsageError(f"{rule.name}={value!r}: give {rule.metadata['words']}")
         if (self.batch_size is None) == (self.token_budget is None):
             raise UsageError(
                 f"batch_size={self.batch_size} and token_budget={self.token_budget}: give one of the two "
                 "(and 'none' for the other)"
             )
-        for name in ("batch_size", "token_budget", "patience"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise UsageError(f"{name}={value!r}: give a whole number of at least 1, or none")
-        for name in ("learning_rate", "gate_rate", "checkpoint_minutes"):
-            if not _is_number(getattr(self, name)) or getattr(self, name) <= 0:
-                raise UsageError(f"{name}={getattr(self, name)!r}: give a number above 0")
-        if not _is_number(self.weight_decay) or self.weight_decay < 0:
-            raise UsageError(f"weight_decay={self.weight_decay!r}: give a number that is not negative")
-        if self.clip is not None and (not _is_number(self.clip) or self.clip <= 0):
-            raise UsageError(f"clip={self.clip!r}: give a number above 0, or none for no clipping")
         if (self.base is None) == (self.preset == "base"):
-            raise UsageError(
-                f"preset={self.preset!r} with base={self.base!r}: the preset base is for --base, and only it"
-            )
+            raise UsageError(f"preset={self.preset!r} with base={self.base!r}: {_TOGETHER}")
         if not isinstance(self.delta, bool) or (self.delta and self.base is None):
             raise UsageError(f"delta={self.delta!r}: it is true or false, and goes with --base")
-        for name, known in _CHOICES.items():
-            if getattr(self, name) not in known:
-                raise UsageError(f"{name}={getattr(self, name)!r}: give one of {', '.join(known)}")
 
     @classmethod
     def make(
@@ -83,22 +86,17 @@ class Recipe:
     ) -> Recipe:
         """A preset, changed by a TOML file, by KEY=VALUE words, and by flags that are not None, in that order."""
         written = _read_toml(file) if file else {}
-        name = preset or written.pop("preset", None) or "small"
-        written.pop("preset", None)
+        name = preset or written.get("preset") or "small"
         base = flags.get("base") or written.get("base")
-        if name == "base" or base is not None:
-            if base is None or preset not in (None, "base"):
-                raise UsageError(f"preset={name!r} with base={base!r}: {_TOGETHER}")
-            return cls._finish(_BASE.changed({"base": base}, where="the flags"), written, file, changes, flags)
-        if name not in PRESETS:
+        if base is not None and (preset or "base") == "base":
+            recipe = _BASE
+        elif base is not None or name == "base":
+            raise UsageError(f"preset={name!r} with base={base!r}: {_TOGETHER}")
+        elif name in PRESETS:
+            recipe = PRESETS[name]
+        else:
             raise UsageError(f"preset {name!r} is not known: give one of {', '.join(PRESETS)}")
-        return cls._finish(PRESETS[name], written, file, changes, flags)
-
-    @staticmethod
-    def _finish(
-        recipe: Recipe, written: dict[str, Any], file: Path | None, changes: Iterable[str], flags: dict[str, Any]
-    ) -> Recipe:
-        recipe = recipe.changed(written, where=str(file))
+        recipe = recipe.changed({k: v for k, v in written.items() if k != "preset"}, where=str(file))
         for word in changes:
             key, equals, value = word.partition("=")
             if not equals:
@@ -118,7 +116,7 @@ class Recipe:
         if "model" in merged:
             if not isinstance(merged["model"], Mapping):
                 raise UsageError(f"{where}: model={merged['model']!r} must be a table of model options")
-            merged["model"] = {**self.model, **merged["model"]}
+            merged["model"] = _merged(self.model, merged["model"])
         if merged.get("token_budget") is not None and "batch_size" not in merged:
             merged["batch_size"] = None
         if merged.get("batch_size") is not None and "token_budget" not in merged:
@@ -129,15 +127,6 @@ class Recipe:
         """The recipe as plain data."""
         return {**asdict(self), "model": dict(self.model)}
 
-
-_TOGETHER = "the preset base is for --base, and only it"
-_CHOICES = {
-    "schedule": ("linear", "constant"),
-    "precision": ("fp32", "bf16", "fp16"),
-    "class_weights": ("none", "balanced"),
-    "keep": ("best", "last"),
-    "ranking": ("importance", "random"),
-}
 
 # What our own presets do otherwise than the paper, and why, is in docs/training.md.
 _OURS = {
@@ -181,8 +170,15 @@ def _read_toml(file: Path) -> dict[str, Any]:
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
+    """a.b.c and a value as {"a": {"b": {"c": value}}}."""
     head, dot, rest = key.partition(".")
-    return {head: {rest: value}} if dot else {key: value}
+    return {head: _nested(rest, value)} if dot else {key: value}
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with others on top; tables inside are merged too."""
+    both = {k: _merged(old[k], v) for k, v in new.items() if isinstance(v, Mapping) and isinstance(old.get(k), Mapping)}
+    return {**old, **new, **both}
 
 
 def _value(text: str) -> Any:

@@ -10,7 +10,6 @@ import torch
 
 from budgetformer.cost.energy import measure
 from budgetformer.cost.timing import take_turns
-from budgetformer.data.splits import evenly
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
@@ -30,10 +29,9 @@ def bench_run(
     if run.baseline is None:
         raise ModelError(f"{folder} has no dense twin to compare with: train it with --with-baseline")
     model, twin, tokenizer, length = run.model, run.baseline.model, run.tokenizer, run.max_length
-    held_out = run.held_out()
-    split, examples = held_out.split, list(held_out.data.splits[held_out.split].examples())
-    rows_timed = evenly(len(examples), texts)
-    pairs = [(examples[row].text, examples[row].text_pair) for row in rows_timed]
+    held_out = run.held_out().sample(texts)
+    split = held_out.split
+    pairs = [(e.text, e.text_pair) for e in held_out.data.splits[split].examples()]
 
     def labels(which: BudgetFormerForSequenceClassification, batch: int) -> Callable[[], list[int]]:
         return lambda: _classify(which, tokenizer, pairs, batch, length)
@@ -48,7 +46,7 @@ def bench_run(
                 "batch": batch, "dense_ms": ms["dense"], "selective_ms": ms["selective"],
                 "speedup": ms["dense"] / ms["selective"], "texts_per_second": 1000 * len(pairs) / ms["selective"],
             })  # fmt: skip
-    outcome = score(TorchEngine(model), run.encode(held_out).select(rows_timed))
+    outcome = score(TorchEngine(model), run.encode(held_out))
     cost = cost_of(outcome, model.config)
     result: dict[str, Any] = {
         "run": str(folder), "split": split, "texts": len(pairs), "mean_tokens": cost["mean_tokens"],
