@@ -14,6 +14,9 @@ from budgetformer.runs.files import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+FORMAT_VERSION = 1  # of run.json
+TRAINING_ROWS = "training_rows.safetensors"  # the text hashes (uint64) of the rows that a run was trained on
+
 
 def load_run(folder: Path) -> tuple[BudgetFormerForSequenceClassification, PreTrainedTokenizerFast, dict[str, Any]]:
     """The model, tokenizer and record of a finished run."""
