@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from budgetformer.training.recipe import PRESETS
-from tests.cli.test_train import command
 from tests.models.tiny import save_base
+from tests.processes import command
 from tests.test_readme import README, ROOT, blocks
 from tests.training.toy import write_reviews
 

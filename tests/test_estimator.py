@@ -7,7 +7,6 @@ import io
 import json
 import pickle
 import re
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -26,10 +25,10 @@ from sklearn.preprocessing import FunctionTransformer
 from sklearn.utils.estimator_checks import check_estimator, estimator_checks_generator, parametrize_with_checks
 from sklearn.utils.validation import validate_data
 
-import budgetformer
 from budgetformer import BudgetFormerClassifier
-from budgetformer.errors import MissingExtraError
-from tests.cli.test_train import command
+from budgetformer.errors import ModelError
+from tests.models.tiny import save_base
+from tests.processes import command
 from tests.training.toy import write_reviews
 
 NARROW = {"model": {"num_hidden_layers": 1, "hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 16}}
@@ -241,6 +240,8 @@ def test_pipelines_searches_and_cross_validation() -> None:
         ({"validation_fraction": 1.5}, ValueError, "validation_fraction is 1.5"),
         ({"options": {"patiense": 1}}, ValueError, "options: key 'patiense' is not known: did you mean 'patience'"),
         ({"options": {"epochs": 1}}, ValueError, "options: 'epochs' is a parameter of its own"),
+        ({"options": {"base": "x"}}, ValueError, "options: 'base' is a parameter of its own"),
+        ({"class_weight": "heavy"}, ValueError, "class_weight='heavy': give None or 'balanced'"),
         ({"options": {"model": {"min_head": 0}}}, ValueError, "did you mean 'min_heads'"),
     ],
 )
@@ -264,11 +265,37 @@ def test_prediction_looks_at_its_texts_too(fitted: BudgetFormerClassifier) -> No
         fitted.predict([("a", "b")])
 
 
-def test_without_scikit_learn_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "budgetformer.estimator")
-    monkeypatch.setitem(sys.modules, "sklearn.base", None)
-    with pytest.raises(MissingExtraError, match=r"pip install 'budgetformer\[sklearn\]'"):
-        _ = budgetformer.BudgetFormerClassifier
+def test_a_pretrained_encoder_is_fitted_and_saved(tmp_path: Path) -> None:
+    base = save_base(tmp_path / "base")
+    model = BudgetFormerClassifier(base=str(base), epochs=1, max_length=16, options={"dense_epochs": 1}, random_state=0)
+    model.fit(X, Y).save(tmp_path / "run")
+    again = BudgetFormerClassifier.load(tmp_path / "run")
+    assert again.get_params() == model.get_params()
+    np.testing.assert_array_equal(again.predict_proba(X), model.predict_proba(X))
+    half = [np.asarray(m.set_params(budget="mean:0.5").predict_proba(X)) for m in (model, again)]
+    np.testing.assert_array_equal(*half)
+    with pytest.raises(ValueError, match="the preset base is for --base, and only it"):
+        BudgetFormerClassifier("tiny", base=str(base)).fit(X, Y)
+
+
+def test_balanced_classes_weigh_the_same() -> None:
+    y = ["rare" if n < 6 else "often" for n in range(60)]
+    model = quick(class_weight="balanced").fit(X, y)
+    weights = dict(zip(model._scorer.labels, model._scorer.config.class_weights, strict=True))
+    assert weights["rare"] > 4 * weights["often"]
+    assert quick().fit(X, y)._scorer.config.class_weights is None
+
+
+def test_a_save_that_fails_leaves_nothing(
+    fitted: BudgetFormerClassifier, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_space(*arguments: Any, **options: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("budgetformer.estimator.write_json", no_space)
+    with pytest.raises(ModelError, match="the disk is full"):
+        fitted.save(tmp_path / "run")
+    assert list(tmp_path.iterdir()) == []
 
 
 class OfNumbers(BudgetFormerClassifier):  # type: ignore[misc]

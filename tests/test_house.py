@@ -76,6 +76,29 @@ def test_imports_point_downwards() -> None:
     assert wrong == []
 
 
+def loaded_with(module: str, seen: set[str]) -> set[str]:
+    """The modules of this package that importing one of them loads, by the files alone."""
+    places = (SOURCE / module.replace(".", "/") / "__init__.py", SOURCE / f"{module.replace('.', '/')}.py")
+    file = next((place for place in places if place.exists()), None)
+    if file is not None and module not in seen:
+        seen.add(module)
+        for name in imports(file, module_level=True):
+            parts = name.split(".")
+            if parts[0] == "budgetformer":
+                for end in range(2, len(parts) + 1):
+                    loaded_with(".".join(parts[1:end]), seen)
+    return seen
+
+
+def test_predicting_and_serving_load_no_training_code() -> None:
+    rooms = ("estimator", "explain", "engine", "predict", "serving", "runs", "calibrate")
+    files = [f for f in SOURCE.rglob("*.py") if room(f).split(".")[0] in rooms]
+    modules = {".".join(f.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for f in files}
+    wrong = {m: t for m in modules if (t := [n for n in loaded_with(m, set()) if n.startswith("training")])}
+    assert wrong == {}
+    assert "engine.scorer" in loaded_with("estimator", set())
+
+
 def test_every_file_stands_in_a_known_room() -> None:
     rooms = {room(f) for f in SOURCE.rglob("*.py")} - {"__init__"}
     assert rooms <= set(RANK)

@@ -8,51 +8,54 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_consistent_length, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, validate_data
 
 from budgetformer.data import DataSource
 from budgetformer.data.examples import label_text
 from budgetformer.data.splits import text_hash
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageError
+from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.nn.allocation import Dial
+from budgetformer.runs.files import write_directory, write_json
 from budgetformer.runs.run import Run
-from budgetformer.training.recipe import Recipe
-from budgetformer.training.run import train
 
-try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
-    from sklearn.utils import check_consistent_length, check_random_state
-    from sklearn.utils.multiclass import check_classification_targets
-    from sklearn.utils.validation import check_is_fitted, validate_data
-except ImportError:
-    raise MissingExtraError("sklearn", "scikit-learn") from None
+if TYPE_CHECKING:
+    from budgetformer.training.recipe import Recipe
 
-_RECIPE = ("epochs", "batch_size", "learning_rate", "max_length", "vocab_size")  # keys with a parameter of their own
+# Keys of a recipe with a parameter of their own; class_weight is class_weights there.
+_RECIPE = ("preset", "base", "epochs", "batch_size", "learning_rate", "max_length", "vocab_size")
 
 
 class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
-    """A text classifier that computes only the heads that each input needs, trained from scratch by `fit`.
+    """A text classifier that computes only the heads that each input needs.
 
+    `fit` trains from scratch by a preset (default: small), or from `base`, a pretrained encoder's directory or name.
     X is a sequence of strings, or of pairs of strings (also as two columns). What is None comes from the preset;
     `options` changes any other key of the recipe, such as {"patience": 2, "model": {"min_heads": 0}}. `budget` is the
-    dial, which set_params may turn after fitting. `validation_fraction` of the rows choose the epoch that is kept.
+    dial, which set_params may turn after fitting. `class_weight="balanced"` weighs classes by their rarity.
+    `validation_fraction` of the rows choose the epoch that is kept.
     """
 
     def __init__(
         self,
-        preset: str = "small",
+        preset: str | None = None,
         *,
+        base: str | None = None,
         epochs: int | None = None,
         batch_size: int | None = None,
         learning_rate: float | None = None,
         max_length: int | None = None,
         vocab_size: int | None = None,
+        class_weight: str | None = None,
         options: Mapping[str, Any] | None = None,
         budget: str = "learned",
         validation_fraction: float = 0.1,
@@ -60,11 +63,13 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         verbose: int = 0,
     ) -> None:
         self.preset = preset
+        self.base = base
         self.epochs = epochs
         self.batch_size = batch_size
         self.learning_rate = learning_rate
         self.max_length = max_length
         self.vocab_size = vocab_size
+        self.class_weight = class_weight
         self.options = options
         self.budget = budget
         self.validation_fraction = validation_fraction
@@ -72,7 +77,9 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self.verbose = verbose
 
     def fit(self, X: Any, y: Any) -> Self:
-        """Train on the texts X and their classes y, from scratch."""
+        """Train on the texts X and their classes y; what was fitted before is forgotten."""
+        from budgetformer.training.run import train
+
         recipe, seed = self._recipe(), _seed(self.random_state)
         Dial.parse(self.budget)
         y = validate_data(self, y=y)
@@ -126,14 +133,16 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         about = {"parameters": parameters, "classes": self.classes_.tolist(), "dtype": self.classes_.dtype.str}
         if hasattr(self, "feature_names_in_"):
             about["columns"] = self.feature_names_in_.tolist()
+
+        def fill(place: Path) -> None:
+            cast("TorchEngine", self._scorer.engine).model.save_pretrained(place)
+            self._scorer.tokenizer.save_pretrained(place)
+            lines = (json.dumps(epoch) + "\n" for epoch in self.history_)
+            Path(place, "history.jsonl").write_text("".join(lines), encoding="utf-8")
+            write_json(place / "run.json", json.loads(json.dumps({**self._record, "estimator": about}, default=_plain)))
+
         with _apart():
-            self._model.save_pretrained(folder)
-            self._scorer.tokenizer.save_pretrained(folder)
-        for name, text in (
-            ("history.jsonl", "".join(json.dumps(epoch) + "\n" for epoch in self.history_)),
-            ("run.json", json.dumps({**self._record, "estimator": about}, indent=2, default=_plain) + "\n"),
-        ):
-            Path(folder, name).write_text(text, encoding="utf-8")
+            write_directory(folder, fill)
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
@@ -150,7 +159,8 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 self.feature_names_in_ = np.array(about["columns"], object)
             return self.set_params(**about["parameters"])  # type: ignore[no-any-return]
         options = dict(record["recipe"])
-        own = {name: options.pop(name) for name in ("preset", *_RECIPE)}
+        own = {name: options.pop(name) for name in _RECIPE}
+        own["class_weight"] = None if options.pop("class_weights") == "none" else "balanced"
         fraction = record["data"]["validation_fraction"]
         self.set_params(**own, options=options, validation_fraction=fraction, random_state=record["seed"])
         self.classes_ = np.sort(np.array(record["labels"]))
@@ -181,11 +191,16 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         return tags
 
     def _recipe(self) -> Recipe:
+        from budgetformer.training.recipe import Recipe
+
         options = dict(self.options or {})
-        if taken := options.keys() & {"preset", *_RECIPE}:
+        if taken := options.keys() & {*_RECIPE, "class_weights"}:
             raise UsageError(f"options: {min(taken)!r} is a parameter of its own: give it there")
-        own = {name: _plain(getattr(self, name)) for name in _RECIPE if getattr(self, name) is not None}
-        return Recipe.make(self.preset).changed(options, where="options").changed(own, where="the parameters")
+        if self.class_weight not in (None, "balanced"):
+            raise UsageError(f"class_weight={self.class_weight!r}: give None or 'balanced'")
+        own = {name: _plain(getattr(self, name)) for name in _RECIPE[2:] if getattr(self, name) is not None}
+        own |= {"class_weights": "balanced"} if self.class_weight else {}
+        return Recipe.make(self.preset, base=self.base).changed({**options, **own}, where="options")
 
     def _cells(self, X: Any, *, reset: bool) -> NDArray[np.object_]:
         """X as an object array of strings with one or two columns; the number that was fitted, unless `reset`."""
@@ -197,7 +212,6 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """Hold in memory what prediction and `save` need of a run."""
         opened = Run.open(run)
         self._record = opened.record
-        self._model = opened.model
         self._scorer = Scorer(TorchEngine(opened.model), opened.tokenizer, opened.max_length)
         self.n_features_in_ = 2 if self._record.get("pairs") else 1
         lines = Path(run, "history.jsonl").read_text(encoding="utf-8").splitlines()

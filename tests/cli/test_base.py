@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,17 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 from tests.models.tiny import save_base, tiny
+from tests.processes import command
 from tests.training.toy import write_reviews
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from budgetformer import calibrate as calibration
-from budgetformer.cli import main
 from budgetformer.models import settle_order
 from budgetformer.runs.run import Run
 from budgetformer.training.loop import Fit
 
 FAST = ["--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
         "--batch-size", "16"]  # fmt: skip
-
-
-def command(*arguments: str) -> int:
-    argv, sys.argv = sys.argv, ["budgetformer", *map(str, arguments)]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        sys.argv = argv
-    return 0
 
 
 @pytest.fixture(scope="module")

@@ -2,33 +2,30 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file as load_arrays
 from safetensors.torch import load_file
+from tests.processes import command, forked
 from tests.training.toy import write_reviews
 
-from budgetformer.cli import main
+from budgetformer import BudgetFormerForSequenceClassification
+from budgetformer.data.splits import text_hash
+from budgetformer.runs.run import FORMAT_VERSION, TRAINING_ROWS
+from budgetformer.training.loop import Fit
 
 SMALL = ["--preset", "tiny", "--epochs", "2", "--set", "vocab_size=200", "--max-length", "32"]
-
-
-def command(*arguments: str) -> int:
-    argv, sys.argv = sys.argv, ["budgetformer", *arguments]
-    try:
-        main()
-    except SystemExit as stop:
-        return int(stop.code or 0)
-    finally:
-        sys.argv = argv
-    return 0
 
 
 @pytest.fixture(scope="module")
@@ -181,39 +178,33 @@ def test_wrong_commands(
     assert (tmp_path / "full" / "notes.txt").read_text() == "mine"
 
 
-def in_python(code: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    return subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment)
+def ending(signal_number: int, at: int) -> Callable[[], None]:
+    """Makes a process send itself a signal before it takes the step that follows `at` steps."""
 
+    def arrange() -> None:
+        step = Fit._step
 
-KILLED = """
-import os, signal, sys
-from budgetformer.training.loop import Fit
-kind, at = sys.argv[1].split(":")
-step = Fit._step
-def dying(self, rows):
-    if self.state.step == int(at):
-        os.kill(os.getpid(), getattr(signal, kind))
-    return step(self, rows)
-Fit._step = dying
-sys.argv = ["budgetformer", *sys.argv[2:]]
-from budgetformer.cli import main
-main()
-"""
+        def signalled(self: Fit, rows: Any) -> Any:
+            if self.state.step == at:
+                os.kill(os.getpid(), signal_number)
+            return step(self, rows)
+
+        Fit._step = signalled  # type: ignore[method-assign]
+
+    return arrange
 
 
 def test_killed_or_interrupted_runs_resume_to_the_same_weights(reviews: Path, tmp_path: Path) -> None:
     arguments = ["train", str(reviews), *SMALL, "--set", "checkpoint_minutes=0.0001"]
-    plain = "import sys; sys.argv[0] = 'budgetformer'; from budgetformer.cli import main; main()"
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert in_python(plain, *arguments, "-o", str(whole)).returncode == 0
-    killed = in_python(KILLED, "SIGKILL:7", *arguments, "-o", str(broken))
+    assert forked(*arguments, "-o", whole).returncode == 0
+    killed = forked(*arguments, "-o", broken, before=ending(signal.SIGKILL, 7))
     assert killed.returncode == -signal.SIGKILL
-    stopped = in_python(KILLED, "SIGINT:13", *arguments, "-o", str(broken), "--resume")
+    stopped = forked(*arguments, "-o", broken, "--resume", before=ending(signal.SIGINT, 13))
     assert stopped.returncode == 130, stopped.stderr
     assert "saved at step 14 of 20; continue with --resume" in stopped.stderr
     assert json.loads((broken / "run.json").read_text())["status"] == "interrupted"
-    finished = in_python(plain, *arguments, "-o", str(broken), "--resume")
+    finished = forked(*arguments, "-o", broken, "--resume")
     assert finished.returncode == 0, finished.stderr
     a, b = (load_file(folder / "model.safetensors") for folder in (whole, broken))
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
@@ -225,27 +216,108 @@ def test_a_changed_data_file_is_refused_on_resume(reviews: Path, tmp_path: Path)
     data = tmp_path / "data.csv"
     data.write_text(reviews.read_text())
     arguments = ["train", str(data), *SMALL, "-o", str(tmp_path / "run")]
-    assert in_python(KILLED, "SIGTERM:3", *arguments).returncode == 130
+    assert forked(*arguments, before=ending(signal.SIGTERM, 3)).returncode == 130
     data.write_text(data.read_text().replace("superb", "decent"))
-    refused = in_python(KILLED, "SIGTERM:99", *arguments, "--resume")
+    refused = forked(*arguments, "--resume")
     assert refused.returncode == 4
     assert "cannot resume: data was" in refused.stderr
+
+
+def test_a_run_goes_on_when_its_files_have_moved(reviews: Path, tmp_path: Path) -> None:
+    held_out = write_reviews(tmp_path / "held_out.csv", rows=20, seed=1)
+    arguments = ["train", reviews, *SMALL, "-o", tmp_path / "run", "--validation"]
+    assert forked(*arguments, held_out, before=ending(signal.SIGTERM, 3)).returncode == 130
+    moved = held_out.rename(tmp_path / "moved.csv")
+    assert command(*arguments, moved, "--resume") == 0
+
+
+def test_a_tokenizer_that_is_there_is_not_deleted(
+    run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for file in run.glob("tokenizer*"):
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    before = (tmp_path / "tokenizer.json").read_bytes()
+    assert command("train", reviews, "--tokenizer", tmp_path, "-o", tmp_path, *SMALL) == 2
+    assert "is not empty and holds no run" in capsys.readouterr().err
+    assert (tmp_path / "tokenizer.json").read_bytes() == before
+
+
+def test_an_attempt_that_failed_before_training_makes_way(reviews: Path, tmp_path: Path) -> None:
+    arguments = ["train", reviews, "-o", tmp_path / "run", *SMALL]
+    assert command(*arguments, "--set", "model.min_head=0") == 2  # after the tokenizer was written
+    assert (tmp_path / "run" / "tokenizer.json").exists()
+    assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "preparing"
+    assert command("eval", tmp_path / "run", reviews) == 4
+    assert command(*arguments) == 0
+
+
+def test_the_record_tells_the_training_rows_from_others(run: Path, reviews: Path) -> None:
+    record = json.loads((run / "run.json").read_text())
+    assert record["data_path"] == str(reviews.resolve())
+    assert set(record["data_digests"]) == {"train"}
+    assert record["format_version"] == FORMAT_VERSION
+    hashes = load_arrays(run / TRAINING_ROWS)["hashes"]
+    lines = [line.rsplit(",", 1)[0] for line in reviews.read_text().splitlines()[1:]]
+    assert hashes.dtype == np.uint64
+    assert len(hashes) == record["splits"]["train"]
+    assert set(hashes.tolist()) < {text_hash(text, None) for text in lines}
+
+
+def test_the_first_model_is_gone_when_the_second_trains(
+    reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alive = []
+
+    class Counting(Fit):
+        def run(self, *, resume: bool = False) -> Any:
+            gc.collect()
+            alive.append(sum(isinstance(thing, BudgetFormerForSequenceClassification) for thing in gc.get_objects()))
+            return super().run(resume=resume)
+
+    monkeypatch.setattr("budgetformer.training.run.Fit", Counting)
+    assert command("train", reviews, "-o", tmp_path / "run", *SMALL, "--epochs", "1", "--with-baseline") == 0
+    assert alive[1] == alive[0]
+
+
+SEEDS = """
+import os, sys, time
+from pathlib import Path
+from budgetformer.cli import main
+from budgetformer.training import run
+train = run.train
+def late(source, recipe, folder, **options):
+    shared = folder / "tokenizer.json"
+    if os.environ.get("RANK") != "1":
+        return train(source, recipe, folder, **options)
+    while not shared.exists() and folder.name != "seed-0":
+        time.sleep(0.05)
+    before = shared.stat().st_ino if shared.exists() else None
+    result = train(source, recipe, folder, **options)
+    assert before in (None, shared.stat().st_ino), "the second process wrote what the first had written"
+    return result
+run.train = late
+sys.argv[0] = "budgetformer"
+main()
+"""
 
 
 def test_two_processes_do_the_work_of_one(reviews: Path, tmp_path: Path) -> None:
     """Under torchrun, the same global batch gives the same weights up to rounding (noise and dropout are off)."""
     still = ["--set", "model.dropout=0.0", "--set", "model.sigma_max=0.0", "--set", "batch_size=15"]
-    arguments = ["-m", "budgetformer", "train", str(reviews), *SMALL, *still, "--set", "learning_rate=0.0003"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    arguments = ["train", str(reviews), *SMALL, *still, "--set", "learning_rate=0.0003"]
+    assert command(*arguments, "-o", tmp_path / "one") == 0
+    (tmp_path / "seeds.py").write_text(SEEDS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for name, start in (("one", [sys.executable]), ("two", launch)):
-        done = subprocess.run(
-            [*start, *arguments, "-o", str(tmp_path / name)], capture_output=True, text=True, env=environment
-        )
-        assert done.returncode == 0, done.stderr[-2000:]
-    records: list[Any] = [json.loads((tmp_path / n / "run.json").read_text()) for n in ("one", "two")]
+    done = subprocess.run(
+        [*launch, str(tmp_path / "seeds.py"), *arguments, "--seeds", "2", "-o", str(tmp_path / "two")],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    folders = (tmp_path / "one", tmp_path / "two" / "seed-0")
+    records: list[Any] = [json.loads((folder / "run.json").read_text()) for folder in folders]
     assert [r["training"]["processes"] for r in records] == [1, 2]
-    a, b = (load_file(tmp_path / n / "checkpoints" / "last" / "model.safetensors") for n in ("one", "two"))
+    assert (tmp_path / "two" / "seeds.json").exists()
+    a, b = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in folders)
     for name in a:
         # The bias of keys has no gradient but rounding, which Adam blows up; everything else must agree.
         if not name.endswith("qkv.bias"):

@@ -40,9 +40,9 @@ from budgetformer.runs.files import read_json
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 1  # of run.json and export.json
 TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
-TRAINING_ROWS = "training_rows.safetensors"
+TRAINING_ROWS = "training_rows.safetensors"  # the text hashes (uint64) of the rows that a run was trained on
 _TRAINED_ON = 0.5  # of a run's training rows: a file that holds so many of them is its training file, changed
 _HARDEST = 12
 _CHECK_ROWS, _MADE_UP_ROWS = 512, 256  # that an export is compared on

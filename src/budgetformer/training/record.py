@@ -7,11 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from safetensors.numpy import save_file
+
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.runs.files import read_json, write_json
+from budgetformer.runs.files import named_write_errors, read_json, write_json
 from budgetformer.runs.provenance import environment
-from budgetformer.runs.run import FORMAT_VERSION
+from budgetformer.runs.run import FORMAT_VERSION, TRAINING_ROWS
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.recipe import Recipe
 
@@ -78,12 +80,14 @@ def record_of(
     data, config = prepared.data, model.config
     columns = data.schema.columns
     provenance = environment()
+    place = Path(data.source.data)
     return {
         "format_version": FORMAT_VERSION,
         "budgetformer": provenance["budgetformer"],
         "name": folder.resolve().name,
         "status": "running",
         "data": asdict(data.source),
+        "data_path": str(place.resolve()) if place.exists() else None,
         "data_fingerprint": data.fingerprint,
         "data_digests": data.digests,
         "task": config.task,
@@ -105,3 +109,12 @@ def record_of(
         "recipe": recipe.to_json(),
         "environment": provenance,
     }
+
+
+def write_training_rows(prepared: Prepared, folder: Path) -> None:
+    """The hashes of the training texts, so that evaluation can tell which rows of a file were trained on."""
+    path = folder / TRAINING_ROWS
+    with named_write_errors(path):
+        temporary = path.with_name(f".{path.name}.tmp")
+        save_file({"hashes": prepared.data.splits["train"].hashes}, temporary)
+        temporary.replace(path)

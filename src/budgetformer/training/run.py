@@ -30,7 +30,7 @@ from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.record import begun_record, claim, has_begun, identity_of, record_of
+from budgetformer.training.record import begun_record, claim, has_begun, identity_of, record_of, write_training_rows
 from budgetformer.training.results import evaluate_run, publish, summarize_seeds
 
 _CHECKED_ROWS = 64  # rows whose predictions must be the same after saving and loading
@@ -154,6 +154,7 @@ class _Session:
         )  # fmt: skip
         record = {**record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
         if main:
+            write_training_rows(prepared, folder)
             write_json(record_file, record)
         try:
             fit.run(resume=self.resume)
