@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from budgetformer.paper.render_figures import standalone
+from budgetformer.paper.drawing import standalone
 from budgetformer.report.figures import Mark, dial_curve
 from budgetformer.runs.files import write_text
 

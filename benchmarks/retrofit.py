@@ -42,8 +42,8 @@ from budgetformer.models.freezing import freeze
 from budgetformer.models.sites import Budgets
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.ranking import make_cuts
+from budgetformer.paper.drawing import standalone
 from budgetformer.paper.probes import rows_of, some_rows
-from budgetformer.paper.render_figures import standalone
 from budgetformer.paper.statistics import over_rows
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
+from tests.conftest import TINY_BASE
 from tests.models.tiny import save_base, tiny
 from tests.processes import command
 from tests.training.toy import write_reviews
@@ -20,25 +21,12 @@ from budgetformer.models import settle_order
 from budgetformer.runs.run import Run
 from budgetformer.training.loop import Fit
 
-FAST = ["--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
-        "--batch-size", "16"]  # fmt: skip
+FAST = list(TINY_BASE)
 
 
 @pytest.fixture(scope="module")
-def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_reviews(tmp_path_factory.mktemp("reviews") / "reviews.csv")
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_base(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def run(reviews: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "first"
-    assert command("train", reviews, "--base", base, "-o", folder, *FAST) == 0
-    return folder
+def run(tiny_base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return shutil.copytree(tiny_base, tmp_path_factory.mktemp("runs") / "first")
 
 
 def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> None:

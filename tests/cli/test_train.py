@@ -29,15 +29,8 @@ SMALL = ["--preset", "tiny", "--epochs", "2", "--set", "vocab_size=200", "--max-
 
 
 @pytest.fixture(scope="module")
-def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_reviews(tmp_path_factory.mktemp("reviews") / "reviews.csv")
-
-
-@pytest.fixture(scope="module")
-def run(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "first"
-    assert command("train", str(reviews), "-o", str(folder), *SMALL, "--epochs", "6", "--with-baseline") == 0
-    return folder
+def run(tiny_run: Path) -> Path:
+    return tiny_run
 
 
 def test_a_run_is_a_complete_directory(run: Path) -> None:
@@ -113,18 +106,11 @@ def test_seeds_report_mean_and_spread(reviews: Path, tmp_path: Path, capsys: pyt
     assert (tmp_path / "s" / "seed-1" / "report.html").exists()
 
 
-def test_multi_label_regression_and_pairs_train_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [{"premise": f"red box {i}", "hypothesis": "blue" if i % 2 else "red", "label": i % 2} for i in range(80)]
-    multi = [{"text": f"w{i % 4} x {i}", "labels": [c for c in "ab" if (i + ord(c)) % 3]} for i in range(80)]
-    numbers = [{"text": f"w{i % 4} x {i}", "label": (i % 4) / 2} for i in range(80)]
-    for name, data, metric in (("pairs", rows, "accuracy"), ("multi", multi, "micro_f1"), ("numbers", numbers, "r2")):
-        file = tmp_path / f"{name}.jsonl"
-        file.write_text("".join(json.dumps(row) + "\n" for row in data))
-        task = ["--task", "regression"] if name == "numbers" else []
-        assert command("train", str(file), "-o", str(tmp_path / name), *SMALL, *task, "--json") == 0
-        result = json.loads(capsys.readouterr().out)
-        assert result["test"]["metric"] == metric
-        assert (tmp_path / name / "report.html").exists()
+@pytest.mark.parametrize(("kind", "metric"), [("pairs", "accuracy"), ("multi", "micro_f1"), ("regression", "r2")])
+def test_multi_label_regression_and_pairs_train_too(kind: str, metric: str, request: pytest.FixtureRequest) -> None:
+    folder = request.getfixturevalue(f"tiny_{kind}")
+    assert json.loads((folder / "evaluation.json").read_text())["test"]["metric"] == metric
+    assert (folder / "report.html").exists()
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ import pytest
 from tests.cli.test_train import command
 from tests.export.test_network import make_model
 from tests.tables import make_table
-from tests.training.toy import write_reviews
 
 from budgetformer.cost.flops import Shape
 from budgetformer.data import load_tokenizer
@@ -35,16 +34,8 @@ TEXTS = ["a superb story of town", "the dull film of people with music and light
 
 
 @pytest.fixture(scope="module")
-def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_reviews(tmp_path_factory.mktemp("data") / "reviews.csv")
-
-
-@pytest.fixture(scope="module")
-def run(reviews: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("runs") / "first"
-    small = ["--preset", "tiny", "--epochs", "3", "--set", "vocab_size=200", "--max-length", "32"]
-    assert command("train", str(reviews), "-o", str(folder), *small) == 0
-    return folder
+def run(tiny_run: Path) -> Path:
+    return tiny_run
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -16,12 +17,17 @@ from tests.training.toy import write_reviews
 
 
 @pytest.fixture(scope="module", params=["whole", "delta"])
-def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def run(
+    request: pytest.FixtureRequest, reviews: Path, tiny_base: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     folder = tmp_path_factory.mktemp("retrofit")
+    if request.param == "whole":
+        shutil.copytree(tiny_base, folder / "run")
+        shutil.copy(reviews, folder / "reviews.csv")
+        return folder / "run"
     base, reviews = save_base(folder / "base"), write_reviews(folder / "reviews.csv", rows=60)
     few = ["--epochs", "1", "--max-length", "16", "--set", "dense_epochs=1"]
-    more = ["--delta"] if request.param == "delta" else []
-    assert command("train", str(reviews), "--base", str(base), "-o", str(folder / "run"), *few, *more) == 0
+    assert command("train", str(reviews), "--base", str(base), "-o", str(folder / "run"), *few, "--delta") == 0
     return folder / "run"
 
 

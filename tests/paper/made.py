@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import replace
 from pathlib import Path
 
+from budgetformer.paper.cells import Plan
+from budgetformer.paper.reproduce import make_plan
 from budgetformer.paper.scale import DATASETS, FULL_ROWS
 
 WORDS = "river stone cloud green house walk light paper north seven".split()
+
+
+def smoke_plan(folder: Path, data: str, datasets: str | None = None) -> Plan:
+    """The smoke scale on data of our own."""
+    return replace(make_plan("smoke", folder, 1, datasets), data_dir=data)
 
 
 def make_data(folder: Path, rows: int = 240, test: int = 60) -> Path:

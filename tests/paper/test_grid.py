@@ -14,12 +14,12 @@ import pytest
 from budgetformer.errors import DataError, UsageError
 from budgetformer.paper import grid
 from budgetformer.paper.cells import Cell, Plan
-from budgetformer.paper.grid import distinct, run_grid
-from budgetformer.paper.reproduce import GridError, make_plan, run
+from budgetformer.paper.grid import GridError, run_grid
+from budgetformer.paper.reproduce import make_plan, needed, run
 from budgetformer.paper.scale import SCALES
 from budgetformer.paper.store import Store
 from budgetformer.training.loop import Fit
-from tests.paper.made import make_data
+from tests.paper.made import make_data, smoke_plan
 
 
 @pytest.fixture(scope="module")
@@ -29,20 +29,23 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 @pytest.fixture
 def plan(data: str, tmp_path: Path) -> Plan:
-    return make_plan("smoke", tmp_path / "out", 1, "snli,imdb", data)
+    return smoke_plan(tmp_path / "out", data, "snli,imdb")
 
 
 def test_cells_are_shared_by_name() -> None:
     plan = make_plan("cpu", Path("out"), 2)
-    names = [cell.name for cell in distinct([*plan.learned("snli"), *plan.learned("snli", 1.0), *plan.dense("snli")])]
-    assert names == ["snli-learned-s0", "snli-learned-s1", "snli-dense-s0", "snli-dense-s1"]
+    store = Store(plan, read=False)
+    assert store.get([*plan.learned("snli"), *plan.learned("snli", 1.0), *plan.dense("snli")]) == []
+    assert list(store.asked) == ["snli-learned-s0", "snli-learned-s1", "snli-dense-s0", "snli-dense-s1"]
     with pytest.raises(AssertionError, match="two cells are named snli-x-s0"):
-        distinct([Cell("snli", "x", 0), Cell("snli", "x", 0, {"entropy": "off"})])
+        store.get([Cell("snli", "x", 0), Cell("snli", "x", 0, {"entropy": "off"})])
 
 
 def test_the_papers_own_shape_is_the_ordinary_cell() -> None:
-    assert [c.name for c in make_plan("paper", Path("out")).shaped("4L-8H", "learned")] == ["snli-learned-s0"]
-    assert [c.name for c in make_plan("cpu", Path("out")).shaped("4L-8H", "all")] == ["snli-dense-4L-8H-s0"]
+    paper = needed(make_plan("paper", Path("out")), ["model-scale"])
+    assert {"snli-learned-s0", "snli-dense-s0", "snli-dense-4L-12H-s0"} <= paper.keys()
+    assert "snli-learned-4L-8H-s0" not in paper
+    assert "snli-learned-4L-8H-s0" in needed(make_plan("cpu", Path("out")), ["model-scale"])
 
 
 def test_longest_first_and_done_ones_are_skipped(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +63,8 @@ def test_a_killed_grid_goes_on_to_the_same_result(
     plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     cells = plan.learned("imdb")
-    whole = replace(plan, folder=tmp_path / "whole")
-    assert run_grid(whole, cells) == []
+    uninterrupted = replace(plan, folder=tmp_path / "uninterrupted")
+    assert run_grid(uninterrupted, cells) == []
     step = Fit._step
 
     def killed(self: Fit, rows: Any) -> Any:
@@ -75,7 +78,7 @@ def test_a_killed_grid_goes_on_to_the_same_result(
             run_grid(plan, cells)
     assert not plan.done(cells[0])
     assert run_grid(plan, cells) == []
-    mine, theirs = (Store(p).get(cells)[0] for p in (plan, whole))
+    mine, theirs = (Store(p).get(cells)[0] for p in (plan, uninterrupted))
     for key, values in mine.rows.items():
         np.testing.assert_array_equal(values, theirs.rows[key])
     assert mine.probes == theirs.probes

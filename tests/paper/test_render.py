@@ -18,7 +18,7 @@ import pytest
 
 from budgetformer.errors import DataError
 from budgetformer.paper.render import read, write
-from budgetformer.paper.render_checks import IDS
+from budgetformer.paper.schema import IDS, Result
 
 EVIL = r"<b>50% & $x_i$ #1 {a} ~ ^ \n | [y] *z* `q` -- 中 “w”"
 PROVENANCE = {
@@ -126,13 +126,16 @@ def attention(
     return {"name": f"maps{panels}", "kind": "attention", "title": "The heads that ran", "panels": shown}
 
 
+def results(data: list[dict[str, Any]]) -> list[Result]:
+    return [Result.model_validate(one) for one in data]
+
+
 LONG = "[CLS] two women who just had lunch hug ##ging and say ##ing goodbye [SEP] women are fighting at a deli [SEP]"
 
 
 def sample() -> list[dict[str, Any]]:
     """Every kind of table cell and figure, out of order."""
-    many = [{**boxes(), "name": "plain", "groups": boxes()["panels"][0]["groups"]}]
-    del many[0]["panels"]
+    many = [{**boxes(), "name": "plain", "panels": boxes()["panels"][:1]}]
     sizes = {"name": "accuracy", "kind": "lines", "title": "Accuracy by model size", "x_title": "model",
              "y_title": "accuracy", "series": [{"name": "a", "x": ["4L-8H", "12L-12H"], "y": [0.7, 0.71]}]}  # fmt: skip
     return [
@@ -181,7 +184,7 @@ class Words(HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tmp_path_factory.mktemp("reproduction")
-    assert sorted(write(sample(), target)) == sorted(p for p in target.rglob("*") if p.is_file())
+    assert sorted(write(results(sample()), target)) == sorted(p for p in target.rglob("*") if p.is_file())
     return target
 
 
@@ -207,8 +210,8 @@ def test_every_artefact_is_written(folder: Path) -> None:
 
 def test_results_come_back_in_the_papers_order(folder: Path) -> None:
     back = read(folder)
-    assert [r["id"] for r in back] == [i for i in IDS if i in {r["id"] for r in sample()}]
-    assert back == sorted(sample(), key=lambda r: IDS.index(r["id"]))
+    assert [r.id for r in back] == [i for i in IDS if i in {r["id"] for r in sample()}]
+    assert [json.loads(r.to_json()) for r in back] == sorted(sample(), key=lambda r: IDS.index(r["id"]))
     assert read(folder / "nowhere") == []
 
 
@@ -299,7 +302,7 @@ def hostile() -> list[dict[str, Any]]:
 
 
 def test_any_text_stays_text(tmp_path: Path) -> None:
-    for path in write(hostile(), tmp_path):
+    for path in write(results(hostile()), tmp_path):
         if path.suffix == ".svg":
             ET.fromstring(path.read_text(encoding="utf-8"))
     page = Words(text(tmp_path, "reproduction.html"))
@@ -319,7 +322,7 @@ def test_any_text_stays_text(tmp_path: Path) -> None:
 @pytest.mark.skipif(not shutil.which("pdflatex"), reason="needs pdflatex")
 @pytest.mark.parametrize("make", [sample, hostile])
 def test_latex_compiles(tmp_path: Path, make: Any) -> None:
-    write(make(), tmp_path)
+    write(results(make()), tmp_path)
     command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "reproduction.tex"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-2000:]
@@ -344,7 +347,7 @@ def test_latex_compiles(tmp_path: Path, make: Any) -> None:
 def test_cells_read_well(tmp_path: Path, cell: Any, digits: int | None, ours: str, paper: str) -> None:
     column = {"key": "x", "title": "X"} | ({} if digits is None else {"digits": digits})
     table = {"title": "T", "note": "", "columns": [{"key": "a", "title": "A"}, column], "rows": [{"a": "r", "x": cell}]}
-    write([result("sizes", tables=[table])], tmp_path)
+    write(results([result("sizes", tables=[table])]), tmp_path)
     below = f"<br>{paper}" if paper else ""
     assert f"| r | {ours}{below} |" in text(tmp_path, "reproduction.md")
 
@@ -354,7 +357,7 @@ def test_nothing_at_all_still_gives_pages(tmp_path: Path) -> None:
     balanced(text(tmp_path, "reproduction.tex"))
     empty = [{**lines(), "series": [], "y2": []}, {**boxes(), "panels": []}, {**heatmap(), "panels": []}]
     bare = result("sizes", provenance={}, figures=[*empty, attention(0)], tables=[{**main()["tables"][0], "rows": []}])
-    write([bare], tmp_path)
+    write(results([bare]), tmp_path)
     Words(text(tmp_path, "reproduction.html"))
 
 
@@ -372,7 +375,7 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path, folder: Path) -> N
     ("spoil", "words"),
     [
         (lambda r: r.pop("claims"), "field claims must be there"),
-        (lambda r: r.update(id="maine"), "field id must be one of main, fixed"),
+        (lambda r: r.update(id="maine"), "field id must be 'main', 'fixed'"),
         (
             lambda r: r["tables"][0]["rows"][1]["dense"].update(mean="0.6"),
             "tables[0].rows[1].dense.mean must be a finite",
@@ -382,19 +385,25 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path, folder: Path) -> N
             "tables[0].rows[0].flops must be text, a finite number",
         ),
         (lambda r: r["tables"][0]["columns"][0].pop("title"), "tables[0].columns[0].title must be there"),
-        (lambda r: r["claims"][0].update(verdict="maybe"), "claims[0].verdict must be holds or does not hold"),
+        (lambda r: r["claims"][0].update(verdict="maybe"), "claims[0].verdict must be 'holds', 'does not hold' or"),
         (
             lambda r: r["figures"][0]["series"][0]["y"].pop(),
-            "figures[0].series[0].y must be 10 numbers, as many as x, not 9",
+            "figures[0].series[0].y must be 10 numbers, as many as x, not [",
         ),
-        (lambda r: r["figures"][0].update(kind="pie"), "figures[0].kind must be lines or boxes"),
-        (lambda r: r["figures"][0].update(name="../x"), "figures[0].name must be letters, digits"),
-        (lambda r: r["figures"].append(r["figures"][0]), "figures[4].name must be a name no other figure has"),
-        (lambda r: r["figures"][1]["panels"][0]["groups"][0].update(q=[1, 2]), "groups[0].q must be five numbers"),
-        (lambda r: r["figures"][1].update(groups=[]), "figures[1].groups must be given, or else panels"),
+        (lambda r: r["figures"][0].update(kind="pie"), "figures[0] Input tag 'pie' found using 'kind' does not match"),
+        (lambda r: r["figures"][0].update(name="../x"), "figures[0].name must match pattern"),
+        (
+            lambda r: r["figures"].append(r["figures"][0]),
+            "figures must have a name of its own for each figure: snli is there twice",
+        ),
+        (
+            lambda r: r["figures"][1]["panels"][0]["groups"][0].update(q=[1, 2]),
+            "groups[0].q must have at least 5 items",
+        ),
+        (lambda r: r["figures"][1].pop("panels"), "figures[1].panels must be there"),
         (lambda r: r["figures"][2]["panels"][0]["values"].pop(), "panels[0].values must be 4 rows of 3 numbers"),
-        (lambda r: r["figures"][3].update(panels=None), "figures[3].panels must be a list, not None"),
-        (lambda r: r["provenance"].update(seeds=0), "provenance.seeds must be a list, not 0"),
+        (lambda r: r["figures"][3].update(panels=None), "figures[3].panels must be a valid list, not None"),
+        (lambda r: r["provenance"].update(seeds=0), "provenance.seeds must be a valid list, not 0"),
     ],
 )
 def test_a_malformed_field_is_named(tmp_path: Path, spoil: Any, words: str) -> None:
@@ -405,9 +414,6 @@ def test_a_malformed_field_is_named(tmp_path: Path, spoil: Any, words: str) -> N
     file.write_text(json.dumps(spoilt), encoding="utf-8")
     with pytest.raises(DataError, match=re.escape(str(file)) + ".*" + re.escape(words)):
         read(tmp_path)
-    with pytest.raises(DataError, match=re.escape("results[0]: ") + ".*" + re.escape(words)):
-        write([spoilt], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -415,9 +421,9 @@ def test_a_malformed_field_is_named(tmp_path: Path, spoil: Any, words: str) -> N
     [
         ("main", "{", "is not readable JSON"),
         ("main", "\udcff", "is not readable JSON"),
-        ("main", "[1]", "the file must be an object, not [1]"),
+        ("main", "[1]", "the file must be a valid dictionary"),
         ("main", json.dumps(result("fixed")), "the file must be called fixed.json"),
-        ("main", json.dumps(result("main", tables=[float("nan")])), "tables[0] must be an object, not nan"),
+        ("main", json.dumps(result("main", tables=[float("nan")])), "tables[0] must be a valid dictionary"),
     ],
 )
 def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, words: str) -> None:
@@ -431,4 +437,4 @@ def test_a_broken_file_is_named(tmp_path: Path, name: str, content: str, words: 
 
 def test_one_result_an_experiment(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="'main' is given twice"):
-        write([main(), main()], tmp_path)
+        write(results([main(), main()]), tmp_path)

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import math
-import sys
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +12,16 @@ from typer.testing import CliRunner
 
 from budgetformer.cli import app
 from budgetformer.cost.paper import parameters
-from budgetformer.errors import BudgetFormerError, DataError
+from budgetformer.errors import BudgetFormerError, DataError, UsageError
+from budgetformer.paper.cells import Cell, Plan
+from budgetformer.paper.controls import same_flops, same_heads
 from budgetformer.paper.difficulty import annotators_agreement, gradings
 from budgetformer.paper.dry_run import config_of, load_of
-from budgetformer.paper.needed import NEEDED, same_flops, same_heads
-from budgetformer.paper.reproduce import GridError, make_plan, run
+from budgetformer.paper.grid import GridError
+from budgetformer.paper.reproduce import EXPERIMENTS, make_plan, run
+from budgetformer.paper.schema import IDS
 from budgetformer.paper.store import Store
-from tests.paper.made import make_data
+from tests.paper.made import make_data, smoke_plan
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +33,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> str:
 def done(data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Everything at smoke scale, once for all tests of this file."""
     folder = tmp_path_factory.mktemp("all")
-    result = CliRunner().invoke(app, ["reproduce", "all", "--scale", "smoke", "--data-dir", data, "-o", str(folder)])
+    result = CliRunner().invoke(
+        app, ["reproduce", "all", "--scale", "smoke", "-o", str(folder)], env={"BUDGETFORMER_DATA": data}
+    )
     assert result.exit_code == 0, result.output
     return folder
 
@@ -40,7 +45,7 @@ def result_of(folder: Path, name: str) -> dict[str, Any]:
 
 
 def test_every_artefact_is_written(done: Path) -> None:
-    for name in NEEDED:
+    for name in EXPERIMENTS:
         result = result_of(done, name)
         assert (result["id"], result["scale"]) == (name, "smoke")
         assert result["tables"] or result["figures"]
@@ -49,12 +54,12 @@ def test_every_artefact_is_written(done: Path) -> None:
             assert (done / "figures" / f"{name}-{figure['name']}.svg").stat().st_size > 0
     for suffix in ("md", "tex", "html"):
         assert (done / f"reproduction.{suffix}").stat().st_size > 0
-    verdicts = {c["verdict"] for name in NEEDED for c in result_of(done, name)["claims"]}
+    verdicts = {c["verdict"] for name in EXPERIMENTS for c in result_of(done, name)["claims"]}
     assert verdicts <= {"holds", "does not hold"}
 
 
 def test_the_tables_say_what_the_cells_did(done: Path, data: str) -> None:
-    plan = make_plan("smoke", done, 1, None, data)
+    plan = smoke_plan(done, data)
     learned = Store(plan).get(plan.learned("snli"))[0]
     row = next(r for r in result_of(done, "main")["tables"][0]["rows"] if r["dataset"] == "SNLI")
     rows = learned.rows
@@ -72,23 +77,22 @@ def test_the_tables_say_what_the_cells_did(done: Path, data: str) -> None:
 
 
 def test_the_second_wave_matches_the_first(done: Path, data: str) -> None:
-    plan = make_plan("smoke", done, 1, None, data)
+    plan = smoke_plan(done, data)
     store = Store(plan)
     learned = store.get(plan.learned("imdb"))[0]
-    heads = same_heads(plan, store, "imdb")[0].model["fixed_budget"] * 4
+    heads = same_heads(plan, "imdb", [learned])[0].model["fixed_budget"] * 4
     assert heads == math.ceil(4 * learned.k_over_h - 1e-9)
     # At this size no narrowing is enough; with s as learned on more heads it is: ask for more FLOPs than the learned.
     learned.test["cost"]["flops_per_text"] *= 1.5
-    narrow = same_flops(plan, store, "imdb")[0]
+    narrow = same_flops(plan, "imdb", [learned])[0]
     assert narrow.model["allocator"] == "all"
     assert 1 < narrow.model["intermediate_size"] < 16
-    empty = make_plan("smoke", done / "empty", 1, None, data)
-    assert same_heads(empty, Store(empty), "imdb") == []
+    assert same_heads(plan, "imdb", []) == same_flops(plan, "imdb", []) == []
 
 
 def test_snli_is_graded_by_its_annotators(done: Path, data: str, tmp_path: Path) -> None:
-    plan = make_plan("smoke", done, 1, None, data)
-    people, loss = gradings(plan, Store(plan), "snli")
+    plan = smoke_plan(done, data)
+    people, loss = gradings(plan, "snli", Store(plan).get(plan.dense("snli")))
     votes = [json.loads(line) for line in (Path(data) / "snli" / "test_annotators.jsonl").read_text().splitlines()]
     expected = [max(map(v["annotator_labels"].count, (1, 2))) / 5 for v in votes]
     np.testing.assert_allclose(1 - people.difficulty, expected)
@@ -97,7 +101,7 @@ def test_snli_is_graded_by_its_annotators(done: Path, data: str, tmp_path: Path)
     other = make_data(tmp_path / "data", test=30)
     file = other / "snli" / "test_annotators.jsonl"
     file.write_text(file.read_text() + file.read_text())
-    elsewhere = make_plan("smoke", tmp_path, 1, None, str(other))
+    elsewhere = smoke_plan(tmp_path, str(other))
     with pytest.raises(DataError, match="has 60 rows for the 30 rows"):
         annotators_agreement(elsewhere)
     file.unlink()
@@ -114,12 +118,12 @@ def test_results_are_rendered_again_without_training(done: Path, tmp_path: Path)
     assert (tmp_path / "again" / "reproduction.md").read_text() == (done / "reproduction.md").read_text()
 
 
-def test_the_list_tells_what_is_done(done: Path, data: str) -> None:
-    common = ["--list", "--scale", "smoke", "--data-dir", data]
-    listed = CliRunner().invoke(app, ["reproduce", "heatmaps,controls", *common, "-o", str(done)]).stdout
+def test_the_list_tells_what_is_done(done: Path) -> None:
+    listed = CliRunner().invoke(app, ["reproduce", "list", "--scale", "smoke", "-o", str(done)]).stdout
     assert "heatmaps: 1 of 1 cells done\n  snli-learned-s0\n" in listed
     assert "controls: 4 of 4 cells done, and more that depend on their results" in listed
-    assert "0 of 10 cells done" in CliRunner().invoke(app, ["reproduce", "main", *common, "-o", "nowhere"]).stdout
+    nothing = CliRunner().invoke(app, ["reproduce", "list", "--scale", "smoke", "-o", "nowhere"]).stdout
+    assert "main: 0 of 10 cells done" in nothing
 
 
 def test_the_dry_run_steps_every_model(tmp_path: Path) -> None:
@@ -129,8 +133,10 @@ def test_the_dry_run_steps_every_model(tmp_path: Path) -> None:
     assert "snli-learned: 4 cells, 200 rows, 7 steps" in out.stdout
     assert "FLOPs (3 x forward, padded to full length)" in out.stdout
     assert not (tmp_path / "none").exists()
-    given = CliRunner().invoke(app, ["reproduce", "heatmaps", "--dry-run", "--scale", "smoke", "--flop-rate", "1e9"])
-    assert "at 1e+09 FLOPs a second, given" in given.stdout
+    plan = tmp_path / "plan.toml"
+    plan.write_text('scale = "smoke"\nflop_rate = 1e9\n')
+    planned = CliRunner().invoke(app, ["reproduce", "heatmaps", "--dry-run", "--scale", str(plan)])
+    assert "at 1e+09 FLOPs a second, given" in planned.stdout
 
 
 def test_the_paper_scale_is_the_papers() -> None:
@@ -159,6 +165,8 @@ def test_the_paper_scale_is_the_papers() -> None:
         (["reproduce", "all", "--scale", "huge"], "--scale huge: give one of paper, cpu, smoke"),
         (["reproduce", "all", "--datasets", "snli,cola"], "--datasets cola: give some of dbpedia_14"),
         (["reproduce", "--from", "nowhere"], "nowhere holds no results"),
+        (["reproduce", "all", "--scale", "nowhere.toml"], "--scale nowhere.toml: it cannot be read"),
+        (["reproduce", "main", "--json"], "--json is for reproduce cost"),
     ],
 )
 def test_usage_errors(words: list[str], message: str) -> None:
@@ -171,22 +179,64 @@ def test_usage_errors(words: list[str], message: str) -> None:
 def test_data_that_is_not_there(tmp_path: Path, data: str) -> None:
     (Path(data) / "imdb").rename(Path(data) / "elsewhere")
     try:
-        plan = make_plan("smoke", tmp_path, 1, "imdb", data)
+        plan = smoke_plan(tmp_path, data, "imdb")
         with pytest.raises(BudgetFormerError, match="imdb"):
             run(plan, ["main"])
     finally:
         (Path(data) / "elsewhere").rename(Path(data) / "imdb")
 
 
-def test_a_missing_extra_is_named_and_the_rest_is_written(
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("premis = 'x'", "field premis"),
+        ("flop_rate = -1.0", "field flop_rate must be greater than 0, not -1.0"),
+        ("scale = 3", "field scale must be a valid string, not 3: a plan has scale, data_dir, premise"),
+        ("scale = 'huge'", "--scale huge: give one of paper, cpu, smoke"),
+        ("scale =", "it cannot be read"),
+    ],
+)
+def test_a_wrong_plan_is_named(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=re.escape(message)):
+        make_plan(str(file), tmp_path)
+
+
+def test_a_plan_gives_data_and_the_pair_of_the_attention_maps(tmp_path: Path) -> None:
+    file = tmp_path / "plan.toml"
+    file.write_text('scale = "smoke"\ndata_dir = "somewhere"\nhypothesis = "A man sleeps."\n')
+    plan = make_plan(str(file), tmp_path, 2, "snli")
+    assert plan.pair == ("A man is playing guitar on a stage.", "A man sleeps.")
+    assert (plan.scale.name, plan.data_dir, plan.seeds, plan.datasets) == ("smoke", "somewhere", (0, 1), ("snli",))
+
+
+def test_the_experiments_are_those_that_results_may_have() -> None:
+    assert tuple(EXPERIMENTS) == IDS
+
+
+def test_a_failed_control_is_named_and_the_rest_is_written(
     data: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in [name for name in sys.modules if name.split(".")[0] == "sklearn"]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(GridError, match=r"snli-tfidf-s0 .*pip install 'budgetformer\[sklearn\]'") as error:
-        run(make_plan("smoke", tmp_path, 1, "snli", data), ["controls"])
-    assert error.value.exit_code == 5
+    def fail(plan: Plan, cell: Cell) -> None:
+        raise DataError("no words")
+
+    monkeypatch.setattr("budgetformer.paper.cell.fit_tfidf", fail)
+    with pytest.raises(GridError, match=r"snli-tfidf-s0 \(no words; log: ") as error:
+        run(smoke_plan(tmp_path, data, "snli"), ["controls"])
+    assert error.value.exit_code == 3
     models = [row["model"] for row in result_of(tmp_path, "controls")["tables"][0]["rows"] if row["accuracy"]["mean"]]
     assert "dense Transformer" in models
     assert "TF-IDF and logistic regression" not in models
+
+
+def test_an_empty_grade_of_difficulty_has_an_empty_box(data: str, tmp_path: Path) -> None:
+    plan = smoke_plan(tmp_path / "out", str(make_data(tmp_path / "data")), "snli")
+    file = tmp_path / "data" / "snli" / "test_annotators.jsonl"
+    file.write_text('{"annotator_labels": [1, 1, 1, 1, 1]}\n' * 60)
+    run(plan, ["complexity"])
+    groups = result_of(plan.folder, "complexity")["figures"][0]["panels"][0]["groups"]
+    assert [(group["name"], group["n"]) for group in groups] == [("Simple", 60), ("Hard", 0), ("Very hard", 0)]
+    assert groups[1]["q"] is None
+    assert len(groups[0]["q"]) == 5
+    assert (plan.folder / "figures" / "complexity-complexity.svg").stat().st_size > 0

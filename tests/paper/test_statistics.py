@@ -8,19 +8,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgetformer.paper.statistics import (
-    box,
     difference,
     over_rows,
-    over_seeds,
     partial_spearman,
-    ranks,
+    rank_correlation,
     spearman,
+    student_interval,
     thirds,
 )
 
 
 def test_equal_values_share_the_mean_of_their_ranks() -> None:
-    assert ranks(np.array([10, 20, 20, 5])).tolist() == [2, 3.5, 3.5, 1]
+    assert rank_correlation(np.array([10, 20, 20, 5]), np.array([2, 3.5, 3.5, 1])) == pytest.approx(1)
+    assert rank_correlation(np.array([1, 2]), np.array([5, 4])) == pytest.approx(-1)
+    assert rank_correlation(np.array([1]), np.array([5])) == 0
 
 
 def test_spearman_by_hand() -> None:
@@ -59,9 +60,9 @@ def test_fishers_interval_holds_what_it_promises() -> None:
 
 
 def test_intervals() -> None:
-    assert over_seeds([0.5]) == (0.5, 0.5, 0.5)
-    low, high = over_seeds([0.4, 0.6])[1:]
-    assert high - low == pytest.approx(2 * 12.706 * 0.1)  # standard error 0.1, one degree of freedom
+    assert student_interval([0.5]) == (0.5, 0.5, 0.5)
+    low, high = student_interval([0.4, 0.6])[1:]
+    assert high - low == pytest.approx(2 * 12.7062 * 0.1)  # standard error 0.1, one degree of freedom
     assert over_rows(np.array([0.0, 1.0, 0.0, 1.0])).high == pytest.approx(0.5 + 1.96 * math.sqrt(1 / 3 / 4), abs=1e-4)
     gap = difference(np.array([1.0, 3.0]), np.array([0.0, 0.0]))
     assert gap.value == 2
@@ -76,8 +77,3 @@ def test_thirds_are_thirds_and_ordered(values: list[float]) -> None:
     assert sizes.max() - sizes.min() <= 1
     for lower in (0, 1):
         assert found[third == lower].max() <= found[third == lower + 1].min()
-
-
-def test_box() -> None:
-    assert box(np.arange(101)) == {"n": 101, "mean": 50.0, "q": [5.0, 25.0, 50.0, 75.0, 95.0]}
-    assert box(np.array([])) == {"n": 0, "mean": None, "q": []}

@@ -46,7 +46,6 @@ def main() -> None:
 from budgetformer.cli import bench as _bench  # noqa: E402, F401
 from budgetformer.cli import calibrate as _calibrate  # noqa: E402, F401
 from budgetformer.cli import check as _check  # noqa: E402, F401
-from budgetformer.cli import cost as _cost  # noqa: E402, F401
 from budgetformer.cli import eval as _eval  # noqa: E402, F401
 from budgetformer.cli import explain as _explain  # noqa: E402, F401
 from budgetformer.cli import export as _export  # noqa: E402, F401

@@ -13,30 +13,37 @@ from budgetformer.cli import app
 @app.command()
 def reproduce(
     which: Annotated[
-        str | None, typer.Argument(metavar="ID|all", help="An experiment, several as a,b, or all.", show_default=False)
+        str | None,
+        typer.Argument(
+            metavar="ID|all|list|cost",
+            help="An experiment, several as a,b, or all. list: which there are, and their cells. "
+            "cost: the paper's own count of its main table, beside the published values.",
+            show_default=False,
+        ),
     ] = None,
-    scale: Annotated[str, typer.Option(help="paper (to the letter), cpu or smoke.")] = "cpu",
+    scale: Annotated[
+        str, typer.Option(metavar="NAME|FILE", help="paper (to the letter), cpu, smoke, or a plan (TOML).")
+    ] = "cpu",
     datasets: Annotated[str | None, typer.Option(help="Only these data sets, as a,b.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 1,
     jobs: Annotated[int, typer.Option(help="Training runs at once; the cores are shared out.", min=1)] = 1,
     output: Annotated[Path, typer.Option("-o", "--output", help="Where cells and results go.")] = Path("reproduction"),
-    as_list: Annotated[bool, typer.Option("--list", help="List the experiments and their cells.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build every model, estimate the cost, train nothing.")
     ] = False,
-    data_dir: Annotated[
-        str | None, typer.Option(help="A directory with the named data sets in folders (or BUDGETFORMER_DATA).")
-    ] = None,
-    flop_rate: Annotated[
-        float | None, typer.Option(help="For --dry-run: FLOPs a second of the machine in mind (default: measured).")
-    ] = None,
-    premise: Annotated[str | None, typer.Option(help="The first text of the attention maps.")] = None,
-    hypothesis: Annotated[str | None, typer.Option(help="The second text of the attention maps.")] = None,
     from_folder: Annotated[
         Path | None, typer.Option("--from", help="Train nothing: render this directory's results again.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="cost as JSON on standard output.")] = False,
 ) -> None:
     """Train what an experiment of the paper needs, and write its tables and figures beside the published numbers."""
+    from budgetformer.errors import UsageError
+
+    if as_json and which != "cost":
+        raise UsageError("--json is for reproduce cost: an experiment's results are JSON in OUTPUT/results")
+    if which == "cost":
+        _print_cost(as_json)
+        return
     from budgetformer.cli.show import quiet_libraries
     from budgetformer.paper.reproduce import choose, list_experiments, make_plan, render, run
 
@@ -44,14 +51,39 @@ def reproduce(
     if from_folder is not None:
         render(from_folder, output)
         return
-    plan = make_plan(scale, output, seeds, datasets, data_dir, premise, hypothesis)
-    experiments = choose(which or "all" if as_list or dry_run else which)
-    if as_list:
-        list_experiments(plan, experiments)
-        return
-    if dry_run:
+    plan = make_plan(scale, output, seeds, datasets)
+    if which == "list":
+        list_experiments(plan)
+    elif dry_run:
         from budgetformer.paper.dry_run import dry_run as estimate
 
-        estimate(plan, experiments, flop_rate)
+        estimate(plan, choose(which or "all"))
+    else:
+        run(plan, choose(which), jobs)
+
+
+def _print_cost(as_json: bool) -> None:
+    """The paper's own count of its main table, beside the published values."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from budgetformer.cli.show import print_json
+    from budgetformer.cost.paper import PUBLISHED_MIB, summary
+
+    result = summary()
+    if as_json:
+        print_json(result)
         return
-    run(plan, experiments, jobs)
+    console = Console()
+    for model, size in result["sizes_mib"].items():
+        console.print(f"{model}: {size:.2f} MiB (published {PUBLISHED_MIB[model]:.2f})")
+    table = Table(title="The paper's count: one FLOP a multiply-accumulate, attention only, whole test set")
+    for heading in ("data set", "model", "quantity", "computed", "published", "matches"):
+        table.add_column(heading, justify="right" if heading in ("computed", "published") else "left")
+    for cell in result["cells"]:
+        digits = ".3e" if cell["quantity"] == "flops" else ".4f"
+        values = [format(cell[key], digits) for key in ("computed", "published")]
+        table.add_row(
+            cell["dataset"], cell["model"], cell["quantity"], *values, "yes" if cell["matches"] else "NO"
+        )  # fmt: skip
+    console.print(table)

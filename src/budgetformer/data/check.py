@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from budgetformer.data.dataset import find_leaks
+from budgetformer.data.dataset import find_leaks, read_tables
 from budgetformer.data.examples import UNLABELLED, Example
 from budgetformer.data.locate import DataSource, locate
-from budgetformer.data.scan import Scan, survey
+from budgetformer.data.scan import Scan
 from budgetformer.data.splits import repeats
 from budgetformer.data.tokens import token_lengths
 
@@ -36,11 +36,11 @@ def check_data(source: DataSource, tokenizer: PreTrainedTokenizerFast | None = N
         return _tally(examples, tokenizer, lengths[name])
 
     tables = locate(source)
-    result = survey(source, tables, watch=watch)
-    leaks = find_leaks({name: scanned.hashes for name, scanned in result.scans.items()})
+    data = read_tables(source, tables, watch=watch)
+    leaks = find_leaks({name: scanned.hashes for name, scanned in data.scans.items()})
     splits = {
-        name: {"file": tables[name].name, **_describe(scanned, result.labels, lengths[name])}
-        for name, scanned in result.scans.items()
+        name: {"file": tables[name].name, **_describe(scanned, data.labels, lengths[name])}
+        for name, scanned in data.scans.items()
     }
     repeated = [
         f"{split['duplicates']} of {split['rows']} {name} rows repeat another row of {name}"
@@ -49,15 +49,15 @@ def check_data(source: DataSource, tokenizer: PreTrainedTokenizerFast | None = N
     ]
     return {
         "data": source.data,
-        "task": result.schema.task,
-        "labels": result.labels,
-        "columns": result.schema.columns.sentence(),
+        "task": data.task,
+        "labels": data.labels,
+        "columns": data.columns_chosen,
         "lengths_by": "by the tokenizer" if tokenizer else ESTIMATED,
         "splits": splits,
         "leakage": [{"split": leak.split, "other": leak.other, "rows": leak.rows} for leak in leaks],
-        "errors": result.errors,
-        "warnings": [*(leak.sentence() for leak in leaks if leak.rows), *repeated, *result.warnings],
-        "usable": not result.errors,
+        "errors": data.errors,
+        "warnings": [*(leak.sentence() for leak in leaks if leak.rows), *repeated, *data.warnings],
+        "usable": not data.errors,
     }
 
 

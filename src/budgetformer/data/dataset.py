@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,10 +14,16 @@ from numpy.typing import NDArray
 from budgetformer.data.columns import choose_columns
 from budgetformer.data.examples import UNLABELLED, BadRows, Example, Schema, read_examples
 from budgetformer.data.locate import DataSource, locate, quarantine_file
-from budgetformer.data.scan import Scan, Survey, peek, survey
-from budgetformer.data.splits import Hashes, carve, overlap, subset
+from budgetformer.data.scan import Scan, choose_schema, order_labels, peek, scan
+from budgetformer.data.sources import Table
+from budgetformer.data.splits import Hashes, carve, overlap, part_sizes, subset
 from budgetformer.data.spool import Spool
-from budgetformer.errors import UsageError
+from budgetformer.errors import DataError, UsageError
+
+IMBALANCE = 10  # rows of the largest class to one of the smallest, from where on it is worth a warning
+STRATA = {"single": "classes", "multi": "combinations of labels", "regression": "ranges of values"}
+
+Watch = Callable[[str, Iterator[Example]], Iterator[Example]]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +71,17 @@ class Leak:
 
 @dataclass(frozen=True, eq=False)
 class DataSet:
-    """What training reads. `labels` are the classes in order (empty for regression); `digests` has, for each table
-    that was read, what changes with its texts, labels and their order; `bad_rows` counts those set aside."""
+    """A source, read. `labels` are the classes in order (empty for regression), `scans` the tables in numbers;
+    `errors` is what would stop training, empty if such things are raised."""
 
     source: DataSource
     schema: Schema
     labels: list[str]
-    splits: dict[str, Split]
+    scans: dict[str, Scan]
+    errors: list[str]
     warnings: list[str]
-    leaks: list[Leak]
-    digests: dict[str, str]
-    bad_rows: int
+    splits: dict[str, Split] = field(default_factory=dict)
+    leaks: list[Leak] = field(default_factory=list)
 
     @property
     def task(self) -> str:
@@ -89,6 +96,15 @@ class DataSet:
         return self.schema.columns.text_pair is not None
 
     @property
+    def bad_rows(self) -> int:
+        return sum(scanned.bad.bad for scanned in self.scans.values())
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """For each table, what changes with its texts, labels and their order."""
+        return {name: scanned.digest for name, scanned in self.scans.items() if scanned.rows}
+
+    @property
     def fingerprint(self) -> str:
         """One digest of all tables."""
         digests = "".join(f"{name}:{digest}" for name, digest in sorted(self.digests.items()))
@@ -97,8 +113,8 @@ class DataSet:
 
 def open_data(source: DataSource) -> DataSet:
     """Locate the data and read it once, streaming; raise DataError at what would spoil training."""
-    result = survey(source, locate(source))
-    return _data_set(source, result, _make_splits(source, result))
+    data = read_tables(source, locate(source))
+    return _with_splits(data, _make_splits(data))
 
 
 def open_labelled(source: DataSource, task: str, labels: list[str], split: str | None = None) -> DataSet:
@@ -108,9 +124,9 @@ def open_labelled(source: DataSource, task: str, labels: list[str], split: str |
     name = split or next(name for name in ("test", "validation", "train") if name in tables)
     if name not in tables:
         raise UsageError(f"{source.data} has no split {name!r}: it has {', '.join(tables)}")
-    role = "test" if split is None else name
-    result = survey(replace(source, task=task), {role: tables[name]}, labels)
-    return _data_set(source, result, {role: _split(role, result.scans[role])})
+    role = "test" if split is None and len(tables) == 1 else name
+    data = read_tables(replace(source, task=task), {role: tables[name]}, labels)
+    return _with_splits(data, {role: _split(role, data.scans[role])})
 
 
 def stream_examples(source: DataSource) -> Iterator[Example]:
@@ -119,6 +135,51 @@ def stream_examples(source: DataSource) -> Iterator[Example]:
     present = peek(table)[1]
     columns = choose_columns(present, table.name, text=source.text, text_pair=source.text_pair, need_label=False)
     yield from read_examples(table, Schema(columns), BadRows(source.bad_rows, quarantine_file(source)))
+
+
+def read_tables(
+    source: DataSource, tables: Mapping[str, Table], labels: list[str] | None = None, watch: Watch | None = None
+) -> DataSet:
+    """Read every table once. The first one's labels are all that the others may have, unless `labels` are given.
+
+    The rows are spooled and the first problem is raised as DataError; but with `watch`, through which the examples
+    of each table pass, nothing is kept or written, and problems are collected. Splits are made elsewhere.
+    """
+    errors: list[str] = []
+    warnings: list[str] = []
+    scans: dict[str, Scan] = {}
+
+    def problem(message: str) -> None:
+        if watch is None:
+            raise DataError(message)
+        errors.append(message)
+
+    schema, training = choose_schema(tables, source), labels is None
+    schema = schema if labels is None else schema.with_labels(labels)
+    for name, table in tables.items():
+        append = any(scanned.bad.bad for scanned in scans.values())
+        bad = BadRows("count") if watch else BadRows(source.bad_rows, quarantine_file(source), append=append)
+        examples = read_examples(table, schema, bad)
+        scanned = scan(watch(name, examples) if watch else examples, schema, table.name, bad, spooled=not watch)
+        if not scanned.rows and bad.unlabelled and scans:
+            warnings.append(f"{table.name} has no labels: it is left out")
+        elif not scanned.rows:
+            problem(f"{table.name}: no usable rows: give it labelled rows, or leave it out")
+        elif training and not scans:
+            try:
+                labels = order_labels(scanned.counts, schema, table.name)
+                schema = schema.with_labels(labels)
+            except DataError as error:
+                problem(str(error))
+        if watch and bad.bad and source.bad_rows == "error":
+            problem(f"{table.name}: {bad.bad} bad rows: fix them or pass --bad-rows skip")
+        scans[name] = scanned
+    if training and scans["train"].rows and (cause := _cannot_carve(source, scans, str(schema.task))):
+        problem(f"{tables['train'].name}: {cause}, or pass --validation and --test files")
+    if training and labels:
+        warnings += _label_warnings(scans["train"].counts, labels)
+    warnings += _row_warnings(scans, None if watch else quarantine_file(source))
+    return DataSet(source, schema, labels or [], scans, errors, warnings)
 
 
 def find_leaks(hashes: Mapping[str, Hashes]) -> list[Leak]:
@@ -130,39 +191,74 @@ def find_leaks(hashes: Mapping[str, Hashes]) -> list[Leak]:
     ]
 
 
-def _data_set(source: DataSource, result: Survey, splits: dict[str, Split]) -> DataSet:
-    same = "validation" if source.validation == "test" else None
+def _label_warnings(counts: Mapping[str, int], labels: list[str]) -> list[str]:
+    warnings = []
+    if missing := [label for label in labels if label not in counts]:
+        warnings.append(f"no training row has the label {', '.join(map(repr, missing[:5]))}")
+    if counts:
+        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
+        if counts[most] > IMBALANCE * counts[least]:
+            warnings.append(f"unbalanced: {most!r} has {counts[most]} training rows, {least!r} {counts[least]}")
+    return warnings
+
+
+def _row_warnings(scans: Mapping[str, Scan], quarantine: Path | None) -> list[str]:
+    counts = sum((scanned.bad.counts for scanned in scans.values()), Counter[str]())
+    unlabelled = counts.pop(UNLABELLED, 0)
+    warnings = [f"{unlabelled} rows without a label (-1) were dropped"] if unlabelled else []
+    if counts and quarantine:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+        warnings.append(f"{counts.total()} bad rows set aside in {quarantine} ({kinds})")
+    return warnings
+
+
+def _carved(source: DataSource, scans: Mapping[str, Scan]) -> dict[str, float]:
+    """The splits that nobody gave, and the share of the training rows that each gets."""
+    given = [name for name, scanned in scans.items() if scanned.rows]
+    if source.validation == "test" or "validation" in given:
+        return {}
+    test = {} if "test" in given or not source.test_fraction else {"test": source.test_fraction}
+    return {"validation": source.validation_fraction, **test}
+
+
+def _cannot_carve(source: DataSource, scans: Mapping[str, Scan], task: str) -> str:
+    """Why some of the splits would be empty; nothing if none would. Duplicates stay together, and every stratum
+    keeps a text for training."""
+    train, carved = scans["train"], _carved(source, scans)
+    first = np.unique(train.hashes, return_index=True)[1]
+    texts, strata = len(first), len(np.unique(train.strata[first]))
+
+    def enough(texts: int, strata: int) -> bool:
+        return all(part_sizes(texts, strata, list(carved.values())))
+
+    if enough(texts, strata):
+        return ""
+    sets = "carve out " + " and ".join(f"a {name} set" for name in carved)
+    if enough(train.rows, strata):
+        return f"{train.rows} rows hold only {texts} different texts, too few to {sets}: add texts"
+    if enough(texts, 1):
+        kept = f"each of the {strata} {STRATA[task]} keeps a text for training"
+        return f"{train.rows} rows leave too few to {sets}, for {kept}: add rows to them"
+    return f"{train.rows} rows are too few to {sets}: add rows"
+
+
+def _with_splits(data: DataSet, splits: dict[str, Split]) -> DataSet:
+    same = "validation" if data.source.validation == "test" else None
     leaks = find_leaks({name: split.hashes for name, split in splits.items() if name != same})
-    warnings = [*result.warnings, *(leak.sentence() for leak in leaks if leak.rows)]
-    bad = sum((scanned.bad.counts for scanned in result.scans.values()), Counter[str]())
-    del bad[UNLABELLED]
-    if bad:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in bad.most_common())
-        warnings.append(f"{bad.total()} bad rows set aside in {quarantine_file(source)} ({kinds})")
-    return DataSet(
-        source=source,
-        schema=result.schema,
-        labels=result.labels,
-        splits=splits,
-        warnings=warnings,
-        leaks=[leak for leak in leaks if leak.rows],
-        digests={name: scanned.digest for name, scanned in result.scans.items() if scanned.rows},
-        bad_rows=bad.total(),
-    )
+    leaks = [leak for leak in leaks if leak.rows]
+    return replace(data, splits=splits, leaks=leaks, warnings=[*data.warnings, *(leak.sentence() for leak in leaks)])
 
 
-def _make_splits(source: DataSource, result: Survey) -> dict[str, Split]:
-    train = result.scans["train"]
-    part = carve(train.hashes, train.strata, list(result.carved.values()), source.seed)
-    rows = {name: np.flatnonzero(part == number) for number, name in enumerate(["train", *result.carved])}
+def _make_splits(data: DataSet) -> dict[str, Split]:
+    source, train, carved = data.source, data.scans["train"], _carved(data.source, data.scans)
+    part = carve(train.hashes, train.strata, list(carved.values()), source.seed)
+    rows = {name: np.flatnonzero(part == number) for number, name in enumerate(["train", *carved])}
     if source.limit is not None:
         rows["train"] = rows["train"][subset(train.strata[rows["train"]], source.limit, source.seed)]
-    splits: dict[str, Split] = {}
-    for name in ("train", "validation", "test"):
-        if name in rows:
-            splits[name] = _split(name, train, rows[name])
-        elif name in result.scans and result.scans[name].rows:
-            splits[name] = _split(name, result.scans[name])
+    splits = {name: _split(name, train, chosen) for name, chosen in rows.items()}
+    for name, scanned in data.scans.items():
+        if name not in splits and scanned.rows:
+            splits[name] = _split(name, scanned)
     if source.validation == "test":
         splits["validation"] = replace(splits["test"], name="validation")
     return splits

@@ -1,29 +1,25 @@
-"""One streaming pass over each table of a source: columns, rows, labels, and what would spoil training."""
+"""One streaming pass over a table: its columns, its rows in numbers, its labels in order."""
 
 from __future__ import annotations
 
 import hashlib
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.data.columns import choose_columns
-from budgetformer.data.examples import BadRows, Example, Schema, infer_task, read_examples
-from budgetformer.data.locate import DataSource, quarantine_file
+from budgetformer.data.examples import BadRows, Example, Schema, infer_task
+from budgetformer.data.locate import DataSource
 from budgetformer.data.sources import RawRow, Table
-from budgetformer.data.splits import Hashes, part_sizes, pool_rare, quantile_bins, text_hash
+from budgetformer.data.splits import Hashes, pool_rare, quantile_bins, text_hash
 from budgetformer.data.spool import Spool
 from budgetformer.errors import DataError
 
 MAX_CLASSES = 10_000
-IMBALANCE = 10  # rows of the largest class to one of the smallest, from where on it is worth a warning
 PEEK, PEEK_COLUMNS = 1000, 100  # rows by which the task and the columns are inferred
-STRATA = {"single": "classes", "multi": "combinations of labels", "regression": "ranges of values"}
-
-Watch = Callable[[str, Iterator[Example]], Iterator[Example]]
 
 
 @dataclass(frozen=True)
@@ -43,65 +39,6 @@ class Scan:
     @property
     def rows(self) -> int:
         return len(self.hashes)
-
-
-@dataclass
-class Survey:
-    """All tables of a source, scanned. `carved` are the splits to take from the training rows, with their shares;
-    `errors` is what would stop training, empty if such things are raised."""
-
-    schema: Schema
-    labels: list[str]
-    scans: dict[str, Scan] = field(default_factory=dict)
-    carved: dict[str, float] = field(default_factory=dict)
-    errors: list[str] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-
-def survey(
-    source: DataSource, tables: Mapping[str, Table], labels: list[str] | None = None, watch: Watch | None = None
-) -> Survey:
-    """Read every table once. The first one's labels are all that the others may have, unless `labels` are given.
-
-    The rows are spooled and the first problem is raised as DataError; but with `watch`, through which the examples
-    of each table pass, nothing is kept or written, and problems are collected.
-    """
-    result = Survey(choose_schema(tables, source), labels or [])
-    if labels is not None:
-        result.schema = result.schema.with_labels(labels)
-
-    def problem(message: str) -> None:
-        if watch is None:
-            raise DataError(message)
-        result.errors.append(message)
-
-    for name, table in tables.items():
-        append = any(scanned.bad.bad for scanned in result.scans.values())
-        bad = BadRows("count") if watch else BadRows(source.bad_rows, quarantine_file(source), append=append)
-        examples = read_examples(table, result.schema, bad)
-        scanned = scan(watch(name, examples) if watch else examples, result.schema, table.name, bad, spooled=not watch)
-        if not scanned.rows and bad.unlabelled and result.scans:
-            result.warnings.append(f"{table.name} has no labels: it is left out")
-        elif not scanned.rows:
-            problem(f"{table.name}: no usable rows: give it labelled rows, or leave it out")
-        elif labels is None and not result.scans:
-            try:
-                result.labels = order_labels(scanned.counts, result.schema, table.name)
-                result.schema = result.schema.with_labels(result.labels)
-                result.warnings += _label_warnings(scanned.counts, result.labels)
-            except DataError as error:
-                problem(str(error))
-        if watch and bad.bad and source.bad_rows == "error":
-            problem(f"{table.name}: {bad.bad} bad rows: fix them or pass --bad-rows skip")
-        result.scans[name] = scanned
-    if unlabelled := sum(scanned.bad.unlabelled for scanned in result.scans.values()):
-        result.warnings.append(f"{unlabelled} rows without a label (-1) were dropped")
-    train = result.scans.get("train")
-    if labels is None and train and train.rows:
-        result.carved = _carved(source, [name for name, scanned in result.scans.items() if scanned.rows])
-        if cause := _cannot_carve(train, result.carved, str(result.schema.task)):
-            problem(f"{tables['train'].name}: {cause}, or pass --validation and --test files")
-    return result
 
 
 def choose_schema(tables: Mapping[str, Table], source: DataSource) -> Schema:
@@ -202,42 +139,3 @@ def order_labels(counts: Mapping[str, int], schema: Schema, name: str) -> list[s
         return sorted(counts, key=lambda label: (int(label), label))
     except ValueError:
         return sorted(counts)
-
-
-def _label_warnings(counts: Mapping[str, int], labels: list[str]) -> list[str]:
-    warnings = []
-    if missing := [label for label in labels if label not in counts]:
-        warnings.append(f"no training row has the label {', '.join(map(repr, missing[:5]))}")
-    if counts:
-        most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
-        if counts[most] > IMBALANCE * counts[least]:
-            warnings.append(f"unbalanced: {most!r} has {counts[most]} training rows, {least!r} {counts[least]}")
-    return warnings
-
-
-def _carved(source: DataSource, present: list[str]) -> dict[str, float]:
-    """The splits that nobody gave, and the share of the training rows that each gets."""
-    if source.validation == "test" or "validation" in present:
-        return {}
-    test = {} if "test" in present or not source.test_fraction else {"test": source.test_fraction}
-    return {"validation": source.validation_fraction, **test}
-
-
-def _cannot_carve(train: Scan, carved: Mapping[str, float], task: str) -> str:
-    """Why some of the splits would be empty; nothing if none would. Duplicates stay together, and every stratum
-    keeps a text for training."""
-    first = np.unique(train.hashes, return_index=True)[1]
-    texts, strata = len(first), len(np.unique(train.strata[first]))
-
-    def enough(texts: int, strata: int) -> bool:
-        return all(part_sizes(texts, strata, list(carved.values())))
-
-    if enough(texts, strata):
-        return ""
-    sets = "carve out " + " and ".join(f"a {name} set" for name in carved)
-    if enough(train.rows, strata):
-        return f"{train.rows} rows hold only {texts} different texts, too few to {sets}: add texts"
-    if enough(texts, 1):
-        kept = f"each of the {strata} {STRATA[task]} keeps a text for training"
-        return f"{train.rows} rows leave too few to {sets}, for {kept}: add rows to them"
-    return f"{train.rows} rows are too few to {sets}: add rows"

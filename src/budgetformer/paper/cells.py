@@ -11,7 +11,10 @@ from budgetformer.data import DataSource
 from budgetformer.errors import UsageError
 from budgetformer.paper.scale import DATASETS, FULL_ROWS, Scale
 from budgetformer.runs.files import equal_as_json, read_json
-from budgetformer.training.recipe import PRESETS, Recipe
+from budgetformer.training.recipe import Recipe
+
+TFIDF = "tfidf"
+REMEDY = "delete the cell's directory and run again"
 
 
 @dataclass(frozen=True)
@@ -30,15 +33,6 @@ class Cell:
         part = "" if self.fraction == 1 else f"-{100 * self.fraction:g}pct"
         return f"{self.dataset}-{self.variant}{part}-s{self.seed}"
 
-    @property
-    def allocator(self) -> str:
-        return str(self.model.get("allocator", "learned"))
-
-    def to_json(self) -> dict[str, Any]:
-        """Plain data from which `Cell(**data)` makes the same cell."""
-        return {"dataset": self.dataset, "variant": self.variant, "seed": self.seed, "model": dict(self.model),
-                "fraction": self.fraction, "recipe": dict(self.recipe)}  # fmt: skip
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -49,7 +43,8 @@ class Plan:
     seeds: tuple[int, ...] = (0,)
     datasets: tuple[str, ...] = DATASETS
     data_dir: str | None = None
-    pair: tuple[str, str] = ("A man is playing guitar on a stage.", "A man is sleeping in a bed.")  # the paper's
+    pair: tuple[str, str] = ("", "")  # the two texts of the attention maps
+    flop_rate: float | None = None  # FLOPs a second that a dry run assumes; None: those that it measures
 
     def source(self, dataset: str, fraction: float = 1.0) -> DataSource:
         """The data of a cell: always the same splits; the seed of a cell is that of its training."""
@@ -60,22 +55,25 @@ class Plan:
 
     def recipe(self, cell: Cell) -> Recipe:
         tokenizer = "bert-base-uncased" if self.scale.name == "paper" else str(self.tokenizer(cell.dataset))
-        chosen = self.scale.recipe_for(cell.dataset, cell.model, tokenizer)
-        return chosen.changed(cell.recipe, where=f"cell {cell.name}")
+        recipe = self.scale.recipe_for(cell.dataset, cell.model, tokenizer)
+        return recipe.changed(cell.recipe, where=f"cell {cell.name}")
 
     def tokenizer(self, dataset: str) -> Path:
         """Where the tokenizer of a data set lies: one for all its cells, so that vocabularies are the same."""
         return (self.folder / "tokenizers" / dataset).absolute()
 
-    def cell(self, name: str | Cell) -> Path:
-        return self.folder / "cells" / (name if isinstance(name, str) else name.name)
+    def cell(self, cell: Cell) -> Path:
+        return self.folder / "cells" / cell.name
+
+    def log(self, cell: Cell) -> Path:
+        return self.folder / "logs" / f"{cell.name}.log"
 
     def done(self, cell: Cell) -> bool:
         """Whether a cell is finished: trained, evaluated and probed."""
         file = self.cell(cell) / "run.json"
         if not file.exists() or not (file.parent / "probes.json").exists():
             return False
-        record = read_json(file, "delete the cell's directory and run again")
+        record = read_json(file, REMEDY)
         if record["status"] != "done":
             return False
         if "recipe" in record and not equal_as_json(
@@ -99,7 +97,7 @@ class Plan:
         self, dataset: str, variant: str, model: Mapping[str, Any] | None = None, fraction: float = 1.0,
         recipe: Mapping[str, Any] | None = None,
     ) -> list[Cell]:  # fmt: skip
-        """One cell a seed; none where the data set was not asked for."""
+        """One cell per seed; none where the data set was not asked for."""
         if dataset not in self.datasets:
             return []
         seeds = self.seeds[:1] if variant == TFIDF else self.seeds
@@ -111,20 +109,6 @@ class Plan:
     def dense(self, dataset: str, fraction: float = 1.0) -> list[Cell]:
         return self.each(dataset, "dense", {"allocator": "all"}, fraction)
 
-    def shaped(self, shape: str, allocator: str) -> list[Cell]:
-        """SNLI at another depth and number of heads; the paper's own shape is the ordinary cell."""
-        layers, heads = self.scale.shapes[shape]
-        options = {"num_hidden_layers": layers, "num_attention_heads": heads, **self.scale.model_scale}
-        kind = "dense" if allocator == "all" else allocator
-        ordinary = {"num_hidden_layers": 4, "num_attention_heads": 8, **self.scale.model}
-        if not self.scale.model_scale_recipe and all(ordinary.get(key) == value for key, value in options.items()):
-            return self.dense("snli") if allocator == "all" else self.learned("snli")
-        model = {**options, "allocator": allocator}
-        return self.each("snli", f"{kind}-{shape}", model, recipe=self.scale.model_scale_recipe)
-
-    def ablated(self, name: str) -> list[Cell]:
-        return self.each("snli", name, ABLATIONS[name], recipe=_ABLATED_RECIPES.get(name))
-
     def fixed(self, dataset: str, budget: float) -> list[Cell]:
         return self.each(dataset, f"fixed-{budget:g}", {"allocator": "fixed", "fixed_budget": budget})
 
@@ -133,20 +117,3 @@ def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
     """What decides a result: not where the tokenizer lies. A key that the record does not know yet has its default."""
     known = {**Recipe().to_json(), **recipe}
     return {key: value for key, value in known.items() if key not in ("tokenizer", "checkpoint_minutes")}
-
-
-TFIDF = "tfidf"
-
-# SNLI, learned: what the paper leaves open or says twice, and what we do otherwise.
-ABLATIONS: dict[str, dict[str, Any]] = {
-    "entropy-printed": {"entropy": "printed"},
-    "entropy-off": {"entropy": "off"},
-    "topk-training": {"topk_from": 0.0},
-    "topk-from-half": {"topk_from": 0.5},
-    "renormalized": {"renormalize": True},
-    "topk-renormalized": {"topk_from": 0.0, "renormalize": True},
-    "price": {"cost_weight": 0.005},
-    "pool-padding": {"pool_padding": True},
-    "ours": dict(PRESETS["small"].model),
-}
-_ABLATED_RECIPES: dict[str, dict[str, Any]] = {"ours": {"gate_rate": PRESETS["small"].gate_rate}}

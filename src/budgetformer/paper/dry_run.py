@@ -14,8 +14,7 @@ from budgetformer.cost.flops import count
 from budgetformer.evaluate import model_shape
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.paper.cells import TFIDF, Cell, Plan
-from budgetformer.paper.grid import distinct
-from budgetformer.paper.needed import NEEDED
+from budgetformer.paper.reproduce import needed
 from budgetformer.paper.scale import FULL_ROWS
 from budgetformer.training.loop import make_optimizer
 
@@ -76,9 +75,10 @@ def two_steps(plan: Plan, cell: Cell) -> tuple[int, float]:
     return sum(p.numel() for p in model.parameters()), flops / (time.perf_counter() - began)
 
 
-def dry_run(plan: Plan, experiments: Sequence[str], rate: float | None = None) -> None:
-    """Print the cost of every distinct model, and of all cells together. `rate` is in FLOPs a second."""
-    cells = distinct([cell for name in experiments for cell in NEEDED[name](plan) if cell.variant != TFIDF])
+def dry_run(plan: Plan, experiments: Sequence[str]) -> None:
+    """Print the cost of every distinct model, and of all cells together."""
+    rate = plan.flop_rate
+    cells = [cell for cell in needed(plan, experiments).values() if cell.variant != TFIDF]
     models: dict[str, list[Cell]] = {}
     for cell in cells:
         config = config_of(plan, cell)

@@ -9,13 +9,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from budgetformer.errors import BudgetFormerError, UsageError
+from budgetformer.paper.cell import compute, make_tokenizer
 from budgetformer.paper.cells import Cell, Plan
-from budgetformer.paper.work import compute, make_tokenizer
 from budgetformer.runs.files import named_write_errors
+
+
+class GridError(BudgetFormerError):
+    """Some cells failed; the exit code is the first one's."""
+
+    def __init__(self, failures: Sequence[Failure]) -> None:
+        missing = "; ".join(f"{f.cell.name} ({f.reason.removeprefix('error: ')}; log: {f.log})" for f in failures)
+        super().__init__(f"{len(failures)} cells are missing from the results: {missing}")
+        self.exit_code = failures[0].exit_code
 
 
 @dataclass(frozen=True)
@@ -28,32 +37,44 @@ class Failure:
     log: Path
 
 
-@dataclass
 class Progress:
-    """Cells done of all, and how long the rest will take at the speed so far."""
+    """The cells that are left, those that failed, and how long the rest will take at the speed so far."""
 
-    total: int
-    done: int
-    left: float
-    began: float = field(default_factory=time.monotonic)
-    worked: float = 0.0
+    def __init__(self, plan: Plan, total: int, todo: Sequence[Cell]) -> None:
+        self.plan, self.total, self.left = plan, total, list(todo)
+        self.work, self.began = sum(map(plan.work, todo)), time.monotonic()
+        self.failures: list[Failure] = []
 
-    def finished(self, cell: Cell, work: float, note: str) -> None:
-        self.done, self.left, self.worked = self.done + 1, self.left - work, self.worked + work
-        hours = (time.monotonic() - self.began) / max(1e-9, self.worked) * max(0.0, self.left) / 3600
-        tell(f"{self.done}/{self.total} cells: {cell.name} {note}, about {_duration(3600 * hours)} left")
+    def finished(self, cell: Cell, exit_code: int = 0, reason: str = "") -> None:
+        log = self.plan.log(cell)
+        if exit_code:
+            self.failures.append(Failure(cell, exit_code, reason, log))
+        self.left.remove(cell)
+        left = sum(map(self.plan.work, self.left))
+        seconds = (time.monotonic() - self.began) * left / max(1e-9, self.work - left)
+        hours, minutes = divmod(round(seconds / 60), 60)
+        rest = f"{hours} h {minutes} min" if hours else f"{minutes} min"
+        words = f"failed, see {log}" if exit_code else "done"
+        tell(f"{self.total - len(self.left)}/{self.total} cells: {cell.name} {words}, about {rest} left")
 
 
 def run_grid(plan: Plan, cells: Sequence[Cell], jobs: int = 1) -> list[Failure]:
     """Compute all cells that are not done; those that fail are returned, and the others go on."""
-    unique = distinct(cells)
-    todo = sorted((c for c in unique if not plan.done(c)), key=plan.work, reverse=True)
+    todo = sorted((c for c in cells if not plan.done(c)), key=plan.work, reverse=True)
     if not todo:
         return []
     with named_write_errors(plan.folder):
         (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
     with _alone(plan.folder):
-        return _run(plan, unique, todo, jobs)
+        for dataset in dict.fromkeys(cell.dataset for cell in todo):
+            make_tokenizer(plan, dataset)
+        tell(f"{len(todo)} of {len(cells)} cells to compute, {jobs} at once, into {plan.folder / 'cells'}")
+        progress = Progress(plan, len(cells), todo)
+        if jobs > 1:
+            _in_processes(plan, todo, jobs, progress)
+        else:
+            _here(plan, todo, progress)
+    return progress.failures
 
 
 @contextlib.contextmanager
@@ -72,94 +93,50 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-def _run(plan: Plan, unique: list[Cell], todo: list[Cell], jobs: int) -> list[Failure]:
-    for dataset in dict.fromkeys(cell.dataset for cell in todo):
-        make_tokenizer(plan, dataset)
-    progress = Progress(len(unique), len(unique) - len(todo), sum(map(plan.work, todo)))
-    tell(f"{len(todo)} of {len(unique)} cells to compute, {jobs} at once, into {plan.folder / 'cells'}")
-    return _in_processes(plan, todo, jobs, progress) if jobs > 1 else _here(plan, todo, progress)
-
-
-def distinct(cells: Sequence[Cell]) -> list[Cell]:
-    """Each cell once, by name; one name for two different cells is a mistake."""
-    found: dict[str, Cell] = {}
-    for cell in cells:
-        assert found.setdefault(cell.name, cell) == cell, f"two cells are named {cell.name}"
-    return list(found.values())
-
-
-def _log(plan: Plan, cell: Cell) -> Path:
-    return plan.folder / "logs" / f"{cell.name}.log"
-
-
-def _here(plan: Plan, todo: list[Cell], progress: Progress) -> list[Failure]:
-    failures = []
+def _here(plan: Plan, todo: list[Cell], progress: Progress) -> None:
     for cell in todo:
-        log, code, reason = _log(plan, cell), 0, ""
-        with log.open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file):
+        code, reason = 0, ""
+        with plan.log(cell).open("a", encoding="utf-8") as file, contextlib.redirect_stderr(file):
             try:
                 compute(plan, cell)
             except BudgetFormerError as error:
                 print(f"error: {error}", file=file)
                 code, reason = error.exit_code, str(error)
-        if code:
-            failures.append(Failure(cell, code, reason, log))
-        progress.finished(cell, plan.work(cell), f"failed, see {log}" if code else "done")
-    return failures
+        progress.finished(cell, code, reason)
 
 
-def _in_processes(plan: Plan, todo: list[Cell], jobs: int, progress: Progress) -> list[Failure]:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = str(max(1, cores // jobs))
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "TOKENIZERS_PARALLELISM": "false",
-    }
-    waiting, running, failures = list(todo), dict[subprocess.Popen[bytes], Cell](), list[Failure]()
+def _in_processes(plan: Plan, todo: list[Cell], jobs: int, progress: Progress) -> None:
+    waiting, running = list(todo), dict[subprocess.Popen[bytes], Cell]()
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 cell = waiting.pop(0)
-                running[_start(plan, cell, environment)] = cell
+                running[_start(plan, cell, jobs)] = cell
             for process in [p for p in running if p.poll() is not None]:
                 cell = running.pop(process)
-                log, code = _log(plan, cell), process.returncode
-                if code:
-                    failures.append(Failure(cell, code if code > 0 else 1, _last_line(log), log))
-                progress.finished(cell, plan.work(cell), f"failed, see {log}" if code else "done")
+                lines = plan.log(cell).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+                code = process.returncode if process.returncode >= 0 else 1
+                progress.finished(cell, code, lines[-1] if lines else "no output")
             time.sleep(0.2)
     finally:  # interrupted: every child saves a checkpoint and ends
         for process in running:
             process.terminate()
         for process in running:
             process.wait()
-    return failures
 
 
-def _start(plan: Plan, cell: Cell, environment: dict[str, str]) -> subprocess.Popen[bytes]:
-    argument = {
-        "scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": cell.to_json(),
-        "watched": True,
-    }  # fmt: skip
-    with _log(plan, cell).open("ab") as log:
+def _start(plan: Plan, cell: Cell, jobs: int) -> subprocess.Popen[bytes]:
+    """Compute a cell in a process of its own, which has its share of the cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(max(1, cores // jobs)))
+    job = {"scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": asdict(cell)}
+    with plan.log(cell).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "budgetformer.paper.work", json.dumps(argument)],
-            stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True,
+            [sys.executable, "-m", "budgetformer.paper.cell", json.dumps(job)], stdin=subprocess.PIPE, stdout=log,
+            stderr=log, env={**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}, start_new_session=True,
         )  # fmt: skip
-
-
-def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    return lines[-1] if lines else "no output"
 
 
 def tell(line: str) -> None:
     """A line for the user on stderr."""
     print(line, file=sys.stderr, flush=True)
-
-
-def _duration(seconds: float) -> str:
-    hours, minutes = divmod(round(seconds / 60), 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min"

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from budgetformer.errors import DataError
-from budgetformer.paper.render_checks import IDS, VERDICTS, check
+from budgetformer.paper.schema import IDS, VERDICTS, Measured, Result, Table, checked
+from budgetformer.report import kit
 from budgetformer.report.numbers import DASH, format_seconds, format_value
 from budgetformer.runs.files import write_text
 
@@ -28,105 +28,92 @@ _SCALES = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A table's cell as people read it: our value, and under it the paper's."""
-
-    ours: str
-    paper: str = ""
+_REMEDY = "fix it, or delete the file and reproduce again"
 
 
-def read(folder: Path) -> list[dict[str, Any]]:
+def read(folder: Path) -> list[Result]:
     """The results in FOLDER/results/*.json, checked, in the paper's order."""
-    found = []
+    results = []
     for file in sorted((folder / "results").glob("*.json")):
         try:
-            result = json.loads(file.read_text(encoding="utf-8"))
+            data = json.loads(file.read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
             raise DataError(f"{file} is not readable JSON ({error}): delete it and reproduce again") from error
-        check(result, str(file))
-        if result["id"] != file.stem:
-            raise DataError(f"{file}: field id is {result['id']!r}: the file must be called {result['id']}.json")
-        found.append(result)
-    return sorted(found, key=lambda result: IDS.index(result["id"]))
+        results.append(checked(Result, data, str(file), _REMEDY))
+        if results[-1].id != file.stem:
+            raise DataError(f"{file}: field id is {data['id']!r}: the file must be called {data['id']}.json")
+    return sorted(results, key=lambda result: IDS.index(result.id))
 
 
-def write(results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+def write(results: Sequence[Result], folder: Path) -> list[Path]:
     """Write the JSON, the figures and the three documents into FOLDER; return every path written.
 
     The same results give the same bytes. Each file is replaced all at once.
     """
-    for n, result in enumerate(results):
-        check(result, f"results[{n}]")
-    twice = [name for name, count in Counter(result["id"] for result in results).items() if count > 1]
+    twice = [name for name, count in Counter(result.id for result in results).items() if count > 1]
     if twice:
-        raise DataError(f"field id: {twice[0]!r} is given twice: one result an experiment")
-    results = sorted(results, key=lambda result: IDS.index(result["id"]))
+        raise DataError(f"field id: {twice[0]!r} is given twice: one result per experiment")
 
-    from budgetformer.paper.render_figures import draw, key, standalone  # matplotlib is heavy
+    from budgetformer.paper.drawing import draw, key, standalone  # matplotlib is heavy
 
     files: dict[str, str] = {}
     experiments = []
+    results = sorted(results, key=lambda result: IDS.index(result.id))
     for result in results:
-        files[f"results/{result['id']}.json"] = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+        files[f"results/{result.id}.json"] = result.to_json()
         figures = []
-        for figure in result["figures"]:
-            name = f"{result['id']}-{figure['name']}"
-            svg = draw(figure, name)
-            files[f"figures/{name}.svg"] = standalone(svg)
-            words = {"title": figure["title"], "key": key(figure), "file": f"figures/{name}.svg"}
-            figures.append({**words, "svg": svg, "wide": _wide(svg)})
-        experiments.append(_experiment(result, figures))
+        for figure in result.figures:
+            file = f"figures/{result.id}-{figure.name}.svg"
+            svg = draw(figure, f"{result.id}-{figure.name}")
+            files[file] = standalone(svg)
+            width = re.search(r'width="([0-9.]+)pt"', svg)
+            wide = width is not None and float(width[1]) > 500  # a phone scrolls it sideways instead of shrinking it
+            figures.append({"title": figure.title, "key": key(figure), "file": file, "svg": svg, "wide": wide})
+        experiments.append({**vars(result), "figures": figures, "tables": list(map(_table, result.tables)),
+                            "made": _made_of(result)})  # fmt: skip
     files |= _documents(results, experiments)
-
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_text(folder / name, text)
     return [folder / name for name in files]
 
 
-def _wide(svg: str) -> bool:
-    """Whether a phone should scroll the drawing sideways instead of shrinking it."""
-    width = re.search(r'width="([0-9.]+)pt"', svg)
-    return width is not None and float(width[1]) > 500
+def _made_of(result: Result) -> str:
+    made = result.provenance
+    parts = [f"{made.cells} training runs"] if made.cells is not None else []
+    parts += [f"seeds {format_value(made.seeds)}"] if made.seeds else []
+    parts += [format_seconds(made.seconds)] if made.seconds is not None else []
+    return "; ".join(parts)
 
 
-def _experiment(result: Mapping[str, Any], figures: list[dict[str, Any]]) -> dict[str, Any]:
-    made = result["provenance"]
-    parts = [f"{made['cells']} training runs"] if "cells" in made else []
-    parts += [f"seeds {format_value(made['seeds'])}"] if made.get("seeds") else []
-    parts += [format_seconds(made["seconds"])] if made.get("seconds") is not None else []
-    head = {key: result[key] for key in ("id", "title", "summary")}
-    return {**head, "tables": [_table(t) for t in result["tables"]], "figures": figures, "made": "; ".join(parts)}
+def _table(table: Table) -> kit.Table:
+    columns = [[row.get(column.key) for row in table.rows] for column in table.columns]
+    cells = [[_cell(v, column.digits) for v in values] for column, values in zip(table.columns, columns, strict=True)]
+    notes = [table.note] if table.note else []
+    notes += [_DASHED] if any(DASH in (cell.text, cell.below) for column in cells for cell in column) else []
+    return kit.Table(
+        align="".join("l" if all(isinstance(v, str | None) for v in values) else "r" for values in columns),
+        head=[column.title for column in table.columns],
+        rows=[list(row) for row in zip(*cells, strict=True)],
+        title=table.title,
+        note=" ".join(notes),
+    )
 
 
-def _table(table: Mapping[str, Any]) -> dict[str, Any]:
-    columns = table["columns"]
-    rows = [[_entry(row.get(c["key"]), c.get("digits")) for c in columns] for row in table["rows"]]
-    words = [all(isinstance(row.get(c["key"]), str | None) for row in table["rows"]) for c in columns]
-    notes = [table["note"]] if table["note"] else []
-    notes += [_DASHED] if any(DASH in (entry.ours, entry.paper) for row in rows for entry in row) else []
-    return {
-        "title": table["title"], "note": " ".join(notes), "head": [c["title"] for c in columns],
-        "align": "".join("l" if word else "r" for word in words), "rows": rows,
-    }  # fmt: skip
-
-
-def _entry(cell: Any, digits: int | None) -> Entry:
-    if not isinstance(cell, Mapping):
-        return Entry(cell if isinstance(cell, str) else _number(cell, digits))
-    mean, low, high, published = (cell.get(key) for key in ("mean", "low", "high", "published"))
-    ours = _number(mean, digits)
+def _cell(value: Any, digits: int | None) -> kit.Cell:
+    """Our value, and below it the paper's."""
+    if not isinstance(value, Measured):
+        return kit.Cell(value if isinstance(value, str) else _number(value, digits))
+    mean, published, ours = value.mean, value.published, _number(value.mean, digits)
     if mean is not None:
-        ours += f" ± {_number((high - low) / 2, digits)}" if low is not None and high is not None else ""
-        ours += f" {cell['unit']}" if cell.get("unit") else ""
-        ours += f" (n={cell['n']})" if "n" in cell else ""
-    if published is None:
-        return Entry(ours)
-    if isinstance(published, str):
-        return Entry(ours, f"paper {published}")
+        if value.low is not None and value.high is not None:
+            ours += f" ± {_number((value.high - value.low) / 2, digits)}"
+        ours += f" {value.unit}" if value.unit else ""
+        ours += f" (n={value.n})" if "n" in value.model_fields_set else ""
+    if published is None or isinstance(published, str):
+        return kit.Cell(ours, below=f"paper {published}" if published else "")
     difference = "" if mean is None else f" ({_number(mean - published, digits, signed=True)})"
-    return Entry(ours, f"paper {_number(published, digits)}{difference}")
+    return kit.Cell(ours, below=f"paper {_number(published, digits)}{difference}")
 
 
 def _number(value: float | None, digits: int | None, *, signed: bool = False) -> str:
@@ -148,50 +135,36 @@ def _number(value: float | None, digits: int | None, *, signed: bool = False) ->
     return "−" + text[1:] if text.startswith("-") else text
 
 
-def _documents(results: Sequence[Mapping[str, Any]], experiments: list[dict[str, Any]]) -> dict[str, str]:
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    from markupsafe import Markup
-
-    claims = [{**claim, "id": result["id"]} for result in results for claim in result["claims"]]
+def _documents(results: Sequence[Result], experiments: list[dict[str, Any]]) -> dict[str, str]:
+    claims = [{**vars(claim), "id": result.id} for result in results for claim in result.claims]
     counts = Counter(claim["verdict"] for claim in claims)
-    scales = list(dict.fromkeys(result["scale"] for result in results))
+    scales = dict.fromkeys(result.scale for result in results)
     facts = {
         "reading": _READING, "experiments": experiments, "claims": claims, "made": _made(results),
         "counts": [(verdict, counts[verdict]) for verdict in VERDICTS],
         "tally": ", ".join(f"{verdict}: {counts[verdict]}" for verdict in VERDICTS) + ".",
         "notices": [_SCALES[scale] for scale in scales if scale in _SCALES],
     }  # fmt: skip
-
-    def fill(name: str, escape: Callable[[str], str] | None, **syntax: Any) -> str:
-        environment = Environment(
-            loader=FileSystemLoader([_HERE, _HERE.parent / "report"]), undefined=StrictUndefined, trim_blocks=True,
-            lstrip_blocks=True, keep_trailing_newline=True, autoescape=escape is None, **syntax,
-            finalize=None if escape is None else lambda v: v if isinstance(v, Markup) else escape(str(v)),
-        )  # fmt: skip
-        return environment.get_template(name).render(facts)
-
     tags = {"block_start_string": "<%", "block_end_string": "%>", "variable_start_string": "<<"}
     tags |= {"variable_end_string": ">>", "comment_start_string": "<#", "comment_end_string": "#>"}
-    return {
-        "reproduction.md": fill("reproduction.md", _markdown),
-        "reproduction.tex": fill("reproduction.tex", _latex, **tags),
-        "reproduction.html": fill("reproduction.html", None),
+    pages = {
+        "reproduction.md": kit.environment(_HERE, escape=kit.escape_markdown),
+        "reproduction.tex": kit.environment(_HERE, escape=_latex, **tags),
+        "reproduction.html": kit.environment(_HERE),
     }
+    return {name: environment.get_template(name).render(facts) for name, environment in pages.items()}
 
 
-def _made(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def _made(results: Sequence[Result]) -> list[tuple[str, str]]:
     """How it was made; where experiments differ, every answer."""
-    data: dict[str, None] = {}
-    for result in results:
-        for name, print_ in (result["provenance"].get("data") or {}).items():
-            data[f"{name} {str(print_)[:19]}"] = None
+    data = {f"{name} {str(digest)[:19]}": None for r in results for name, digest in r.provenance.data.items()}
 
     def every(key: str) -> str:
-        values = (result["provenance"].get(key) for result in results)
+        values = [getattr(result.provenance, key) for result in results if key in result.provenance.model_fields_set]
         return "; ".join(dict.fromkeys(format_value(v) for v in values if v is not None)) or DASH
 
     return [
-        ("Scale", "; ".join(dict.fromkeys(result["scale"] for result in results)) or DASH),
+        ("Scale", "; ".join(dict.fromkeys(result.scale for result in results)) or DASH),
         ("Seeds", every("seeds")),
         ("Commit", every("commit")),
         ("Machine", every("machine")),
@@ -199,12 +172,6 @@ def _made(results: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
         ("Software", f"budgetformer {every('version')}, torch {every('torch')}, Python {every('python')}"),
         ("Data", "; ".join(data) or DASH),
     ]
-
-
-def _markdown(text: str) -> str:
-    """Plain text that GitHub shows as it is, on one line."""
-    text = re.sub(r"([\\`*\[\]~|]|(?<!\w)_|_(?!\w)|^[#+-](?=\s))", r"\\\1", " ".join(text.split()))
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("$", "&#36;")
 
 
 _TEX = {

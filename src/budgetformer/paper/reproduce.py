@@ -3,117 +3,128 @@
 from __future__ import annotations
 
 import difflib
+import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Annotated, Any
 
-from budgetformer.errors import BudgetFormerError, UsageError
-from budgetformer.paper import behaviour, beyond, tables
-from budgetformer.paper.cells import Plan
-from budgetformer.paper.grid import Failure, distinct, run_grid
-from budgetformer.paper.needed import LATER, NEEDED
-from budgetformer.paper.results import Result, provenance
+from pydantic import BaseModel, ConfigDict, Field
+
+from budgetformer.errors import UsageError
+from budgetformer.paper import controls, figures, tables
+from budgetformer.paper.cells import Cell, Plan
+from budgetformer.paper.grid import Failure, GridError, run_grid
+from budgetformer.paper.render import read, write
+from budgetformer.paper.results import Findings
 from budgetformer.paper.scale import DATASETS, scale_named
+from budgetformer.paper.schema import Result, checked
 from budgetformer.paper.store import Store
-from budgetformer.runs.files import named_write_errors, write_json
+from budgetformer.runs.files import named_write_errors
 
-RESULTS: dict[str, Callable[[Plan, Store], Result]] = {
+# An experiment asks the store for the cells that it is made of, and makes do with those that are done.
+EXPERIMENTS: dict[str, Callable[[Plan, Store], Findings]] = {
     "main": tables.main,
     "fixed": tables.fixed,
     "random": tables.random,
     "model-scale": tables.model_scale,
     "data-scale": tables.data_scale,
-    "dynamics": behaviour.dynamics,
-    "complexity": behaviour.complexity,
-    "heatmaps": behaviour.heatmaps,
-    "attention-maps": behaviour.attention_maps,
+    "dynamics": figures.dynamics,
+    "complexity": figures.complexity,
+    "heatmaps": figures.heatmaps,
+    "attention-maps": figures.attention_maps,
     "sizes": tables.sizes,
-    "ablation": beyond.ablation,
-    "controls": beyond.controls,
-    "needs": beyond.needs,
+    "ablation": controls.ablation,
+    "controls": controls.controls,
+    "needs": controls.needs,
 }
+_IN_TWO_WAVES = ("controls",)  # which ask for more cells once they have seen the first ones
 
 
-class GridError(BudgetFormerError):
-    """Some cells failed; the exit code is the first one's."""
+class PlanFile(BaseModel):
+    """What a plan in TOML may say. Data sets are looked for in `data_dir`, or where BUDGETFORMER_DATA points."""
 
-    def __init__(self, failures: Sequence[Failure]) -> None:
-        missing = "; ".join(f"{f.cell.name} ({f.reason.removeprefix('error: ')}; log: {f.log})" for f in failures)
-        super().__init__(f"{len(failures)} cells are missing from the results: {missing}")
-        self.exit_code = failures[0].exit_code
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    scale: str = "cpu"
+    data_dir: str | None = None
+    premise: str = "A man is playing guitar on a stage."  # the pair of the attention maps: the paper's
+    hypothesis: str = "A man is sleeping in a bed."
+    flop_rate: Annotated[float, Field(gt=0)] | None = None  # of the machine in mind, in a dry run; else measured
 
 
-def make_plan(
-    scale: str,
-    folder: Path,
-    seeds: int = 1,
-    datasets: str | None = None,
-    data_dir: str | None = None,
-    premise: str | None = None,
-    hypothesis: str | None = None,
-) -> Plan:
-    """Check what was asked for and say it as a Plan."""
+def make_plan(scale: str, folder: Path, seeds: int = 1, datasets: str | None = None) -> Plan:
+    """Check what was asked for and say it as a Plan. `scale` is a scale's name or a plan file."""
+    options: dict[str, Any] = {"scale": scale}
+    if scale.endswith(".toml"):
+        try:
+            options = tomllib.loads(Path(scale).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise UsageError(f"--scale {scale}: it cannot be read ({error}): give a file in TOML") from None
+    file = checked(PlanFile, options, f"--scale {scale}", f"a plan has {', '.join(PlanFile.model_fields)}", UsageError)
     names = tuple(datasets.split(",")) if datasets else DATASETS
     for name in names:
         if name not in DATASETS:
             raise UsageError(f"--datasets {name}: give some of {', '.join(DATASETS)}")
-    plan = Plan(scale_named(scale), folder, tuple(range(seeds)), tuple(n for n in DATASETS if n in names), data_dir)
-    return replace(plan, pair=(premise or plan.pair[0], hypothesis or plan.pair[1]))
+    return Plan(
+        scale_named(file.scale), folder, tuple(range(seeds)), tuple(name for name in DATASETS if name in names),
+        file.data_dir, (file.premise, file.hypothesis), file.flop_rate,
+    )  # fmt: skip
 
 
 def choose(which: str | None) -> list[str]:
     """The experiments that a word means: `all`, one ID or several as a,b."""
     if which == "all":
-        return list(NEEDED)
+        return list(EXPERIMENTS)
     if not which:
-        raise UsageError(f"which experiment? Give all, or some of {', '.join(NEEDED)}")
+        raise UsageError(f"which experiment? Give all, or some of {', '.join(EXPERIMENTS)}")
     for name in (chosen := which.split(",")):
-        if name not in NEEDED:
-            near = difflib.get_close_matches(name, NEEDED, n=1)
+        if name not in EXPERIMENTS:
+            near = difflib.get_close_matches(name, EXPERIMENTS, n=1)
             raise UsageError(f"experiment {name!r} is not known: {f'did you mean {near[0]}?' if near else ''} "
-                             f"there are {', '.join(NEEDED)}")  # fmt: skip
-    return [name for name in NEEDED if name in chosen]
+                             f"there are {', '.join(EXPERIMENTS)}")  # fmt: skip
+    return [name for name in EXPERIMENTS if name in chosen]
 
 
-def list_experiments(plan: Plan, experiments: Sequence[str]) -> None:
-    """Print each experiment with its cells, and which of them are done."""
+def needed(plan: Plan, experiments: Sequence[str]) -> dict[str, Cell]:
+    """The cells that experiments ask for as long as none is done, by name."""
+    store = Store(plan, read=False)
     for name in experiments:
-        cells = distinct(NEEDED[name](plan))
-        print(f"{name}: {sum(map(plan.done, cells))} of {len(cells)} cells done"
-              f"{', and more that depend on their results' if name in LATER else ''}")  # fmt: skip
-        for cell in cells:
-            print(f"  {cell.name}")
+        EXPERIMENTS[name](plan, store)
+    return store.asked
+
+
+def list_experiments(plan: Plan) -> None:
+    """Print each experiment with its cells, and which of them are done."""
+    for name in EXPERIMENTS:
+        cells = needed(plan, [name])
+        print(f"{name}: {sum(map(plan.done, cells.values()))} of {len(cells)} cells done"
+              f"{', and more that depend on their results' if name in _IN_TWO_WAVES else ''}")  # fmt: skip
+        print("".join(f"  {cell}\n" for cell in cells), end="")
 
 
 def run(plan: Plan, experiments: Sequence[str], jobs: int = 1) -> None:
     """Compute the cells, then write results and documents; raise GridError if cells are missing."""
-    store = Store(plan)
-    failures = run_grid(plan, [cell for name in experiments for cell in NEEDED[name](plan)], jobs)
-    later = [cell for name in experiments if name in LATER for cell in LATER[name](plan, store)]
-    failures += run_grid(plan, later, jobs)
-    write_results(plan, store, experiments)
+    failures: list[Failure] = []
+    tried: dict[str, Cell] = {}
+    results: dict[str, Result] = {}
+    cells = needed(plan, experiments)
+    while cells or not results:
+        failures += run_grid(plan, list(cells.values()), jobs)
+        tried |= cells
+        cells = {}
+        for name in experiments:
+            store = Store(plan)
+            results[name] = EXPERIMENTS[name](plan, store).result(name, plan, store.done)
+            cells |= {cell: asked for cell, asked in store.asked.items() if cell not in tried}
+    earlier = {result.id: result for result in read(plan.folder)}
+    with named_write_errors(plan.folder):
+        write([*(earlier | results).values()], plan.folder)
     if failures:
         raise GridError(failures)
 
 
-def write_results(plan: Plan, store: Store, experiments: Sequence[str]) -> None:
-    """Write results/ID.json of each experiment from the cells that are done, and the documents."""
-    with named_write_errors(plan.folder):
-        (plan.folder / "results").mkdir(parents=True, exist_ok=True)
-    for name in experiments:
-        cells = distinct([*NEEDED[name](plan), *(LATER[name](plan, store) if name in LATER else ())])
-        found = asdict(RESULTS[name](plan, store))
-        if plan.scale.name != "cpu":  # explanations are of the published runs, which have that scale
-            found["claims"] = [{**claim, "explanation": ""} for claim in found["claims"]]
-        result = {"id": name, "scale": plan.scale.name, **found, "provenance": provenance(plan, store, cells)}
-        write_json(plan.folder / "results" / f"{name}.json", result)
-    render(plan.folder, plan.folder)
-
-
 def render(source: Path, folder: Path) -> None:
     """Write the documents of all results that a folder holds, also those of earlier calls; nothing is trained."""
-    from budgetformer.paper.render import read, write
-
     if not (results := read(source)):
         raise UsageError(f"{source} holds no results (results/*.json): reproduce an experiment into it first")
     write(results, folder)

@@ -1,102 +1,109 @@
-"""The pieces of a result: measured figures, tables, claims, and where they come from. All of it is plain JSON."""
+"""From finished cells to the parts of a result: measured figures, tables, claims, provenance."""
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.evaluate import proportion
-from budgetformer.paper.cells import Cell, Plan
-from budgetformer.paper.explanations import EXPLANATIONS
-from budgetformer.paper.statistics import Estimate, over_rows, over_seeds
-from budgetformer.paper.store import Done, Store
+from budgetformer.paper.cells import Plan
+from budgetformer.paper.schema import Claim, Column, Figure, Measured, Provenance, Result, Table, Verdict
+from budgetformer.paper.statistics import Estimate, over_rows, student_interval
+from budgetformer.paper.store import Done
 from budgetformer.runs.provenance import environment
 
 NAMES = {"dbpedia_14": "DBpedia", "ag_news": "AG News", "imdb": "IMDB", "snli": "SNLI", "yelp_review_full": "Yelp Full"}
 
 
 @dataclass
-class Result:
-    """What one experiment found."""
+class Findings:
+    """What one experiment found, before it is known where from."""
 
     title: str
     summary: str = ""
-    tables: list[dict[str, Any]] = field(default_factory=list)
-    figures: list[dict[str, Any]] = field(default_factory=list)
-    claims: list[dict[str, str]] = field(default_factory=list)
+    tables: list[Table] = field(default_factory=list)
+    figures: list[Figure] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+
+    def result(self, name: str, plan: Plan, cells: Sequence[Done]) -> Result:
+        if plan.scale.name == "cpu":  # the explanations are of the published runs, which have that scale
+            explanations = tomllib.loads((Path(__file__).parent / "explanations.toml").read_text(encoding="utf-8"))
+            for claim in self.claims:
+                if claim.verdict == "does not hold":
+                    claim.explanation = " ".join(explanations.get(claim.key, "").split())
+        return Result(id=name, scale=plan.scale.name, **vars(self), provenance=_provenance(plan, cells))
 
 
-def measured(values: Sequence[float], published: float | str | None = None, rows: int | None = None) -> dict[str, Any]:
-    """A cell of a table: the mean over seeds, Student's interval, or Wilson's for one seed's accuracy on `rows`."""
-    cell: dict[str, Any] = {"mean": float(np.mean(values)) if len(values) else None}
-    if len(values):
-        cell["n"] = len(values)
+def measured(values: Sequence[float], published: float | str | None = None, rows: int | None = None) -> Measured:
+    """The mean over seeds with Student's interval, or Wilson's for one seed's accuracy on `rows`."""
+    known: dict[str, Any] = {"mean": float(np.mean(values)), "n": len(values)} if len(values) else {"mean": None}
     if len(values) > 1:
-        _, cell["low"], cell["high"] = over_seeds(values)
+        _, known["low"], known["high"] = student_interval(values)
     elif len(values) == 1 and rows:
         bounds = proportion(round(values[0] * rows), rows)
-        cell["low"], cell["high"] = bounds["low"], bounds["high"]
+        known["low"], known["high"] = bounds["low"], bounds["high"]
     if published is not None:
-        cell["published"] = published
-    return cell
+        known["published"] = published
+    return Measured(**known)
 
 
-def of(found: Sequence[Done], figure: Callable[[Done], float], published: float | str | None = None) -> dict[str, Any]:
-    """A measured figure of some finished cells that is no accuracy."""
-    return measured([figure(done) for done in found], published)
+def over_seeds(cells: Sequence[Done], figure: Callable[[Done], float], published: float | None = None) -> Measured:
+    """A figure of the same cell with several seeds, one that is no accuracy."""
+    return measured([figure(done) for done in cells], published)
 
 
-def accuracy(found: Sequence[Done], published: float | str | None = None) -> dict[str, Any]:
-    """The test accuracy of some finished cells."""
-    return measured([d.accuracy for d in found], published, len(found[0].right) if found else None)
+def accuracy(cells: Sequence[Done], published: float | None = None) -> Measured:
+    """The test accuracy."""
+    return measured([done.accuracy for done in cells], published, len(cells[0].correct) if cells else None)
 
 
-def probed(found: Sequence[Done], *path: str, published: float | str | None = None) -> dict[str, Any]:
-    """The accuracy under a probe."""
+def probed(cells: Sequence[Done], *path: str, published: float | None = None) -> Measured:
+    """The accuracy under the probe at this path of probes.json."""
     values = []
-    for done in found:
+    for done in cells:
         probe: Any = done.probes
         for key in path:
             probe = probe.get(key, {})
         if "accuracy" in probe:
             values.append(float(probe["accuracy"]))
-    return measured(values, published, found[0].probes["rows"] if values else None)
+    return measured(values, published, cells[0].probes["rows"] if values else None)
 
 
-def table(
-    name: str,
-    title: str,
-    columns: Sequence[tuple[Any, ...]],
-    rows: list[dict[str, Any]],
-    note: str = "",
-) -> dict[str, Any]:
-    """A table; a column is (key, title) or (key, title, digits)."""
-    heads = [{"key": c[0], "title": c[1], **({"digits": c[2]} if len(c) > 2 else {})} for c in columns]
-    return {"name": name, "title": title, "note": note, "columns": heads, "rows": rows}
+def table(name: str, title: str, rows: Sequence[Mapping[Any, Any]], note: str = "") -> Table:
+    """A table of rows, each a value (None: none) per column; a column is (key, title) or (key, title, digits)."""
+    columns = dict.fromkeys(column for row in rows for column in row)
+    heads = [Column(**dict(zip(("key", "title", "digits"), column, strict=False))) for column in columns]
+    values = [{column[0]: value for column, value in row.items() if value is not None} for row in rows]
+    return Table(name=name, title=title, note=note, columns=heads, rows=values)
 
 
-def claim(key: str, words: str, holds: bool | None, evidence: str) -> dict[str, str]:
+def claim(key: str, words: str, holds: bool | None, evidence: str) -> Claim:
     """A claim of the paper with its verdict; None means that it was not tested."""
-    verdict = "not tested" if holds is None else "holds" if holds else "does not hold"
-    explanation = EXPLANATIONS.get(key, "") if verdict == "does not hold" else ""
-    return {"claim": words, "verdict": verdict, "evidence": evidence, "explanation": explanation}
+    verdict: Verdict = "not tested" if holds is None else "holds" if holds else "does not hold"
+    return Claim(key=key, claim=words, verdict=verdict, evidence=evidence, explanation="")
 
 
-def paired(ours: Sequence[Done], theirs: Sequence[Done]) -> Estimate | None:
+def paired(ours: Sequence[Done], others: Sequence[Done]) -> Estimate | None:
     """The difference in accuracy, seed by seed on the same test rows, with its interval over rows."""
-    rival = {done.cell.seed: done for done in theirs}
-    # A control without a seed of its own stands against every seed.
-    rows = [_gain(done, rival.get(done.cell.seed) or theirs[0]) for done in ours] if theirs else []
-    return over_rows(np.mean(rows, axis=0)) if rows else None
+    gains = [_gain(mine, other) for mine, other in pairs(ours, others)]
+    return over_rows(np.mean(gains, axis=0)) if gains else None
 
 
-def _gain(ours: Done, theirs: Done) -> NDArray[np.float64]:
-    assert np.array_equal(ours.rows["lines"], theirs.rows["lines"]), f"{ours.folder} and {theirs.folder}: other rows"
-    return ours.right.astype(np.float64) - theirs.right
+def pairs(ours: Sequence[Done], others: Sequence[Done]) -> list[tuple[Done, Done]]:
+    """Cells of the same seed; one without a seed of its own stands against every seed."""
+    by_seed = {done.cell.seed: done for done in others}
+    return [(done, by_seed.get(done.cell.seed, others[0])) for done in ours] if others else []
+
+
+def _gain(ours: Done, other: Done) -> NDArray[np.float64]:
+    assert np.array_equal(ours.rows["lines"], other.rows["lines"]), f"{ours.folder} and {other.folder}: other rows"
+    return ours.correct.astype(np.float64) - other.correct
 
 
 def points(estimate: Estimate) -> str:
@@ -104,20 +111,19 @@ def points(estimate: Estimate) -> str:
     return f"{100 * estimate.value:+.2f} points [{100 * estimate.low:+.2f}, {100 * estimate.high:+.2f}]"
 
 
-def provenance(plan: Plan, store: Store, cells: Sequence[Cell]) -> dict[str, Any]:
+def _provenance(plan: Plan, cells: Sequence[Done]) -> Provenance:
     """Commit, machine, versions, seeds, data and cost of the cells behind a result."""
-    here, found = environment(), store.get(cells)
-    made_by: list[Mapping[str, Any]] = [done.run["environment"] for done in found] or [here]
-    there = made_by[0]
-    return {
-        "commit": ", ".join(sorted({str(made["commit"]) for made in made_by})),
-        "version": there["budgetformer"],
-        "machine": there["cpu"] if not there["gpu"] else there["gpu"],
-        "threads": there["threads"],
-        "torch": there["torch"],
-        "python": there["python"],
-        "seeds": list(plan.seeds),
-        "data": {done.cell.dataset: done.run["data_fingerprint"] for done in found},
-        "cells": len(found),
-        "seconds": sum(float(done.run["training"]["seconds"]) for done in found),
-    }
+    environments: list[Any] = [done.run["environment"] for done in cells] or [environment()]
+    first = environments[0]
+    return Provenance(
+        commit=", ".join(sorted({str(made["commit"]) for made in environments})),
+        version=first["budgetformer"],
+        machine=first["gpu"] or first["cpu"],
+        threads=first["threads"],
+        torch=first["torch"],
+        python=first["python"],
+        seeds=list(plan.seeds),
+        data={done.cell.dataset: done.run["data_fingerprint"] for done in cells},
+        cells=len(cells),
+        seconds=sum(float(done.run["training"]["seconds"]) for done in cells),
+    )

@@ -110,7 +110,7 @@ SCALES = {
         shapes={"2L-2H": (2, 2), "2L-4H": (2, 4)},
         retrained=("snli",),
         controlled=("snli",),
-        dense_shapes=(),
+        dense_shapes=("2L-4H",),
         dense_fractions=(1.0,),
         probe_rows=50,
     ),

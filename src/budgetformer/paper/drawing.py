@@ -4,43 +4,63 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.ticker import MaxNLocator
 
+from budgetformer.paper.schema import (
+    Attention,
+    AttentionPanel,
+    Boxes,
+    BoxPanel,
+    Figure,
+    Heatmap,
+    Lines,
+    MapPanel,
+    Series,
+)
 from budgetformer.report.figures import BLUE, GREEN, GREY, INK, ORANGE, canvas
 
 _WIDE = 11.0  # inches: what a page on a desk shows without shrinking
 _COLOURS = (BLUE, ORANGE, GREEN, "#b065b8", GREY, "#b59020")
 _MARKERS = "osD^vP"
 _FILE_INK = "#787d85"  # a file cannot know the page it is shown on: this reads on white and on black
+_Panel = TypeVar("_Panel", BoxPanel, MapPanel, AttentionPanel)
 _HEAT = LinearSegmentedColormap.from_list("heat", ["#e3edf8", BLUE, "#123763"])
 
-_Json = Mapping[str, Any]
 
-
-def draw(figure: _Json, salt: str) -> str:
+def draw(figure: Figure, salt: str) -> str:
     """One figure of the results as SVG with the page's ink; the same figure and salt give the same text."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the viewer's fonts draw the text, not matplotlib's
-        svg = _KINDS[figure["kind"]]({**figure, "title": _plain(figure["title"], 200)}, salt)
+        match figure:
+            case Lines():
+                svg = _lines(figure, salt)
+            case Boxes():
+                svg = _boxes(figure, salt)
+            case Heatmap():
+                svg = _heatmap(figure, salt)
+            case Attention():
+                svg = _attention(figure, salt)
     svg = re.sub(r' id="image[0-9a-f]+"', "", svg)  # equal pictures have equal ids, and nothing points to them
     return re.sub(r"\n\s+(?=<)", "\n", svg).replace("<g/>\n", "")
 
 
-def key(figure: _Json) -> str:
+def key(figure: Figure) -> str:
     """How to read the drawing, in words, or "" where its legend says it."""
-    if figure["kind"] == "boxes":
-        return "Box: quartiles and median. Whiskers: 5 % and 95 %. Diamond: mean."
-    if figure["kind"] == "heatmap":
-        return "Darker is higher, in each panel by itself."
-    if figure["kind"] == "attention":
-        return f"Rows ask, columns are attended to. Blank is 0, full blue is {_strongest(figure):.2f}."
-    return "Bands: 95 % intervals." if any("low" in s for s in (*figure["series"], *figure.get("y2", []))) else ""
+    match figure:
+        case Boxes():
+            return "Box: quartiles and median. Whiskers: 5 % and 95 %. Diamond: mean."
+        case Heatmap():
+            return "Darker is higher, in each panel by itself."
+        case Attention():
+            return f"Rows ask, columns are attended to. Blank is 0, full blue is {_strongest(figure):.2f}."
+        case Lines():
+            return "Bands: 95 % intervals." if any(line.low for line in (*figure.series, *figure.y2)) else ""
 
 
 def standalone(svg: str) -> str:
@@ -59,98 +79,91 @@ def _floats(values: Sequence[float | None]) -> list[float]:
     return [float("nan") if v is None else float(v) for v in values]
 
 
-def _lines(figure: _Json, salt: str) -> str:
-    left, right = figure["series"], figure.get("y2") or []
-    with canvas(salt, figure["title"], (5.4, 3.6)) as (paper, svg):
+def _lines(figure: Lines, salt: str) -> str:
+    left, right = figure.series, figure.y2
+    with canvas(salt, _plain(figure.title, 200), (5.4, 3.6)) as (paper, svg):
         axes = paper.subplots()
-        axes.set_xlabel(_plain(figure["x_title"], 80))
-        axes.set_ylabel(_plain(figure["y_title"], 60))
+        axes.set_xlabel(_plain(figure.x_title, 80))
+        axes.set_ylabel(_plain(figure.y_title, 60))
         _plot(axes, left, 0, "")
         if right:
             other = axes.twinx()
             other.spines["right"].set_visible(True)
             other.grid(visible=False)
-            other.set_ylabel(_plain(figure.get("y2_title", ""), 60))
+            other.set_ylabel(_plain(figure.y2_title, 60))
             _plot(other, right, len(left), " (right)")
-        if all(isinstance(x, int) for series in left for x in series["x"]):
+        if all(isinstance(x, int) for series in left for x in series.x):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if len(left) + len(right) > 1:
-            longest = max(len(series["name"]) for series in (*left, *right))
+            longest = max(len(series.name) for series in (*left, *right))
             columns = max(1, min(4, len(left) + len(right), 64 // (min(longest, 40) + 8)))
             paper.legend(loc="outside lower center", ncols=columns)
     return svg[0]
 
 
-def _plot(axes: Axes, lines: Sequence[_Json], first: int, word: str) -> None:
+def _plot(axes: Axes, lines: Sequence[Series], first: int, word: str) -> None:
     """Each line in its own colour and marker; the right axis's are dashed."""
     for n, line in enumerate(lines, first):
         colour, marker = _COLOURS[n % 6], _MARKERS[(n + n // 6) % 6]
-        axes.plot(line["x"], _floats(line["y"]), "--" if word else "-", color=colour, marker=marker, markersize=4,
-                  linewidth=1.7, label=_plain(line["name"]) + word)  # fmt: skip
-        if "low" in line and "high" in line:
-            axes.fill_between(
-                line["x"], _floats(line["low"]), _floats(line["high"]), color=colour, alpha=0.18, linewidth=0
-            )
+        axes.plot(line.x, _floats(line.y), "--" if word else "-", color=colour, marker=marker, markersize=4,
+                  linewidth=1.7, label=_plain(line.name) + word)  # fmt: skip
+        if line.low and line.high:
+            axes.fill_between(line.x, _floats(line.low), _floats(line.high), color=colour, alpha=0.18, linewidth=0)
 
 
 @contextmanager
 def _panels(
-    figure: _Json,
-    panels: Sequence[_Json],
-    salt: str,
-    width: float,
-    height: float,
-    margin: float = 0.0,
-    level: bool = False,
-) -> Iterator[tuple[list[tuple[Axes, _Json, bool]], list[str]]]:
+    figure: Boxes | Heatmap | Attention, panels: Sequence[_Panel], salt: str, width: float, height: float,
+    margin: float = 0.0, level: bool = False,
+) -> Iterator[tuple[list[tuple[Axes, _Panel, bool]], list[str]]]:  # fmt: skip
     """Axes for each panel, at most four a row, on one y axis if `level`; the flag says that a panel opens its row."""
     across = max(1, min(4, len(panels), int((_WIDE - margin) // width)))
     down = max(1, -(-len(panels) // across))
     across = max(1, -(-len(panels) // down))  # rows of one length where that needs no more rows
-    with canvas(salt, figure["title"], (margin + across * width, down * height)) as (paper, svg):
+    with canvas(salt, _plain(figure.title, 200), (margin + across * width, down * height)) as (paper, svg):
         grid = list(paper.subplots(down, across, squeeze=False, sharey=level).flat)
         for spare in grid[len(panels) :]:
             spare.remove()
         for axes, panel in zip(grid, panels, strict=False):
-            axes.set_title(_plain(panel["title"]), fontsize=10)
+            axes.set_title(_plain(panel.title), fontsize=10)
         yield [(axes, panel, n % across == 0) for n, (axes, panel) in enumerate(zip(grid, panels, strict=False))], svg
 
 
-def _boxes(figure: _Json, salt: str) -> str:
-    panels = figure.get("panels") or [{"title": "", "groups": figure.get("groups") or []}]
-    most = max((len(panel["groups"]) for panel in panels), default=1)
+def _boxes(figure: Boxes, salt: str) -> str:
+    panels = figure.panels
+    most = max((len(panel.groups) for panel in panels), default=1)
     with _panels(figure, panels, salt, max(2.6, 0.85 * most), 3.4, margin=0.5, level=True) as (drawn, svg):
         for axes, panel, opens in drawn:
-            groups = panel["groups"]
-            boxes = [(n, group) for n, group in enumerate(groups) if group["q"]]
+            groups = panel.groups
+            boxes = [(n, group, group.q) for n, group in enumerate(groups) if group.q]
             keys = ("whislo", "q1", "med", "q3", "whishi")
-            stats = [dict(zip(keys, g["q"], strict=True), mean=_floats([g.get("mean")])[0]) for _, g in boxes]
+            stats = [dict(zip(keys, q, strict=True), mean=_floats([g.mean])[0]) for _, g, q in boxes]
             line = {"color": INK, "linewidth": 1.1}
             axes.bxp(
-                stats, positions=[n for n, _ in boxes], widths=0.55, showfliers=False, showmeans=True,
+                stats, positions=[n for n, *_ in boxes], widths=0.55, showfliers=False, showmeans=True,
                 patch_artist=True, boxprops={"facecolor": BLUE + "66", "edgecolor": BLUE, "linewidth": 1.4},
                 medianprops={"color": ORANGE, "linewidth": 2}, whiskerprops=line, capprops=line, manage_ticks=False,
                 meanprops={"marker": "D", "markersize": 5, "markerfacecolor": INK, "markeredgecolor": INK},
             )  # fmt: skip
-            axes.set_xticks(range(len(groups)), [f"{_plain(g['name'], 16)}\nn = {g['n']:,}" for g in groups])
+            axes.set_xticks(range(len(groups)), [f"{_plain(g.name, 16)}\nn = {g.n:,}" for g in groups])
             axes.set_xlim(-0.6, len(groups) - 0.4)
             axes.tick_params(axis="x", length=0, labelsize=8.5)
             axes.grid(visible=False, axis="x")
-            axes.set_ylabel(_plain(figure["y_title"], 60) if opens else "")
+            axes.set_ylabel(_plain(figure.y_title, 60) if opens else "")
     return svg[0]
 
 
-def _heatmap(figure: _Json, salt: str) -> str:
-    panels = figure["panels"]
-    columns = max((len(panel["columns"]) for panel in panels), default=1)
-    rows = max((len(panel["rows"]) for panel in panels), default=1)
-    label = max((len(_plain(c, 16)) for panel in panels for c in panel["columns"]), default=0)
+def _heatmap(figure: Heatmap, salt: str) -> str:
+    panels = figure.panels
+    columns = max((len(panel.columns) for panel in panels), default=1)
+    rows = max((len(panel.rows) for panel in panels), default=1)
+    label = max((len(_plain(c, 16)) for panel in panels for c in panel.columns), default=0)
     with _panels(figure, panels, salt, max(2.4, 0.5 * columns), 0.8 + 0.055 * label + 0.38 * rows, 0.9) as (drawn, svg):
         for axes, panel, opens in drawn:
-            named = opens or panel["rows"] != panels[0]["rows"]
-            values = [_floats(row) for row in panel["values"]]
+            named = opens or panel.rows != panels[0].rows
+            values = [_floats(row) for row in panel.values]
             axes.spines[:].set_visible(False)
-            _ticks(axes, panel["rows"] if named else [], panel["columns"], 9, rotated=label > 4)
+            _ticks(axes, panel.rows if named else [], panel.columns, 9, rotated=label > 4)
             if not (values and values[0]):
                 continue
             known = [v for row in values for v in row if v == v]
@@ -169,26 +182,26 @@ def _short(value: float, high: float) -> str:
     return f"{value:.{3 if high < 0.1 else 2}f}" if abs(value) < 100 else f"{value:.3g}"
 
 
-def _attention(figure: _Json, salt: str) -> str:
-    panels = figure["panels"]
-    tokens = max((max(len(p["query_tokens"]), len(p["key_tokens"])) for p in panels), default=1)
+def _attention(figure: Attention, salt: str) -> str:
+    panels = figure.panels
+    tokens = max((max(len(p.rows), len(p.columns)) for p in panels), default=1)
     size, step = (8.0, 0.17) if tokens <= 14 else (7.0, 0.12)
-    longest = max((len(_plain(t, 14)) for p in panels for t in (*p["query_tokens"], *p["key_tokens"])), default=1)
+    longest = max((len(_plain(t, 14)) for p in panels for t in (*p.rows, *p.columns)), default=1)
     label = longest * size * 0.0075 + 0.15
     top = _strongest(figure) or 1.0
     with _panels(figure, panels, salt, max(2.0, tokens * step) + label, tokens * step + label + 0.4) as (drawn, svg):
         for axes, panel, _ in drawn:
-            _ticks(axes, panel["query_tokens"], panel["key_tokens"], size, rotated=True)
-            if panel["query_tokens"] and panel["key_tokens"]:
+            _ticks(axes, panel.rows, panel.columns, size, rotated=True)
+            if panel.rows and panel.columns:
                 # No attention is no ink, so that the map sits on any page.
-                shades = [[(*to_rgb(BLUE), (v or 0.0) / top) for v in row] for row in panel["values"]]
+                shades = [[(*to_rgb(BLUE), (v or 0.0) / top) for v in row] for row in panel.values]
                 axes.imshow(shades, interpolation="none")
             axes.spines[:].set_visible(True)
     return svg[0]
 
 
-def _strongest(figure: _Json) -> float:
-    return max((v for p in figure["panels"] for row in p["values"] for v in row if v is not None), default=0.0)
+def _strongest(figure: Attention) -> float:
+    return max((v for p in figure.panels for row in p.values for v in row if v is not None), default=0.0)
 
 
 def _ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float, *, rotated: bool) -> None:
@@ -197,8 +210,3 @@ def _ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float,
     axes.set_xticks(range(len(columns)), words, fontsize=size, rotation=90 if rotated else 0)
     axes.tick_params(length=0)
     axes.grid(visible=False)
-
-
-_KINDS: dict[str, Callable[[_Json, str], str]] = {
-    "lines": _lines, "boxes": _boxes, "heatmap": _heatmap, "attention": _attention,
-}  # fmt: skip

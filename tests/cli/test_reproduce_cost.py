@@ -15,7 +15,7 @@ def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:
 
 
 def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "cost", "--paper", "--json") == 0
+    assert run(monkeypatch, "reproduce", "cost", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert set(result) == {"sizes_mib", "cells"}
     assert len(result["cells"]) == 20
@@ -23,15 +23,10 @@ def test_json(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str
 
 
 def test_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "cost", "--paper") == 0
+    assert run(monkeypatch, "reproduce", "cost") == 0
     out = capsys.readouterr().out
     assert out.count("yes") == 20
     assert "197.58 MiB" in out
-
-
-def test_nothing_to_count_is_a_usage_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(monkeypatch, "cost") == 2
-    assert "budgetformer cost --paper" in capsys.readouterr().err
 
 
 def test_version_and_unknown_verb(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

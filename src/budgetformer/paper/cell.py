@@ -7,13 +7,15 @@ import os
 import signal
 import sys
 import threading
+import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from transformers.utils import logging
 
-from budgetformer.data import open_data, train_tokenizer
+from budgetformer.data import Example, encode_split, load_tokenizer, open_data, train_tokenizer
 from budgetformer.data.dataset import Texts
 from budgetformer.engine.scores import Floats, Scores, score
 from budgetformer.engine.torch import TorchEngine
@@ -24,6 +26,7 @@ from budgetformer.paper.cells import TFIDF, Cell, Plan
 from budgetformer.paper.probes import probe
 from budgetformer.paper.scale import scale_named
 from budgetformer.runs.files import named_write_errors, write_directory, write_json
+from budgetformer.runs.provenance import environment
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.record import has_begun
 from budgetformer.training.run import train
@@ -34,8 +37,6 @@ def compute(plan: Plan, cell: Cell) -> None:
     if plan.done(cell):
         return
     if cell.variant == TFIDF:
-        from budgetformer.paper.tfidf import fit_tfidf
-
         fit_tfidf(plan, cell)
         return
     folder = plan.cell(cell)
@@ -80,6 +81,54 @@ def write_outcome(folder: Path, outcome: Scores, losses: Floats, soft: Any) -> N
         temporary.replace(path)
 
 
+def fit_tfidf(plan: Plan, cell: Cell) -> None:
+    """The control without any network: TF-IDF of words and word pairs, and logistic regression.
+
+    It is fitted on the training rows that the networks have; the cell's files are as a network's cell has them.
+    """
+    from sklearn.feature_extraction.text import TfidfVectorizer
+    from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
+
+    began = time.monotonic()
+    data = open_data(plan.source(cell.dataset))
+    model: Any = make_pipeline(
+        TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, max_features=200_000),
+        LogisticRegression(C=10.0, max_iter=300),
+    )
+    model.fit(*_texts(data.splits["train"].examples()))
+    recipe = plan.recipe(cell)
+    test = encode_split(data.splits["test"], data, load_tokenizer(str(recipe.tokenizer)), recipe.max_length)
+    probabilities = np.zeros((len(test), len(data.labels)), np.float32)
+    columns = [data.labels.index(name) for name in model.classes_]
+    probabilities[:, columns] = model.predict_proba(_texts(data.splits["test"].examples())[0])
+    logits = np.log(np.maximum(probabilities, 1e-12))
+    none = np.zeros((len(test), 0), np.float32)
+    assert test.labels is not None
+    losses = -logits[np.arange(len(test)), test.labels]
+    folder = plan.cell(cell)
+    with named_write_errors(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+    scores = Scores(test, "single_label_classification", 1, logits, none.astype(np.int16), none, none)
+    write_outcome(folder, scores, losses, logits)
+    write_json(folder / "probes.json", {})
+    record = {
+        "status": "done", "data_fingerprint": data.fingerprint, "seed": cell.seed, "environment": environment(),
+        "labels": data.labels, "training": {"seconds": time.monotonic() - began}, "model": {"parameters": None},
+    }  # fmt: skip
+    write_json(folder / "run.json", record)
+
+
+def _texts(examples: Iterable[Example]) -> tuple[list[str], list[str]]:
+    """Texts and label names. The words of a second text are marked, so that a pair is not one bag of words."""
+    texts, labels = [], []
+    for example in examples:
+        pair = " ".join(f"pair_{word}" for word in (example.text_pair or "").split())
+        texts.append(f"{example.text} {pair}" if pair else example.text)
+        labels.append(str(example.label))
+    return texts, labels
+
+
 def make_tokenizer(plan: Plan, dataset: str) -> None:
     """Train the tokenizer that all cells of a data set share, on the training rows alone; a finished one is kept."""
     folder = plan.tokenizer(dataset)
@@ -110,13 +159,12 @@ def _end_with_parent() -> None:
 def main(argument: str) -> int:
     """Compute the cell that the JSON argument describes; the exit code is that of the command line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    given = json.loads(argument)
-    if given.get("watched"):
-        _end_with_parent()
+    _end_with_parent()
     logging.disable_progress_bar()
-    plan = Plan(scale_named(given["scale"]), Path(given["folder"]), data_dir=given["data_dir"])
+    job = json.loads(argument)
+    plan = Plan(scale_named(job["scale"]), Path(job["folder"]), data_dir=job["data_dir"])
     try:
-        compute(plan, Cell(**given["cell"]))
+        compute(plan, Cell(**job["cell"]))
     except BudgetFormerError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
