@@ -128,7 +128,10 @@ def test_the_public_names_are_these() -> None:
         "BudgetFormerOutput",
         "Dial",
         "ProgressCallback",
+        "Run",
         "__version__",
+        "load",
+        "retrofit",
     ]
     for name in budgetformer.__all__:
         assert getattr(budgetformer, name).__doc__

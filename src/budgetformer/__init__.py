@@ -19,18 +19,24 @@ _HOMES = {
     "BudgetFormerOutput": "budgetformer.models.model",
     "Dial": "budgetformer.nn.allocation",
     "ProgressCallback": "budgetformer.models.model",
+    "Run": "budgetformer.runs.run",
+    "load": "budgetformer.runs.run",
+    "retrofit": "budgetformer.models",
 }
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
     from budgetformer.errors import BudgetFormerError as BudgetFormerError
     from budgetformer.estimator import BudgetFormerClassifier as BudgetFormerClassifier
+    from budgetformer.models import retrofit as retrofit
     from budgetformer.models.model import BudgetFormerConfig as BudgetFormerConfig
     from budgetformer.models.model import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
     from budgetformer.models.model import BudgetFormerOutput as BudgetFormerOutput
     from budgetformer.models.model import ProgressCallback as ProgressCallback
     from budgetformer.nn.allocation import Allocation as Allocation
     from budgetformer.nn.allocation import Dial as Dial
+    from budgetformer.runs.run import Run as Run
+    from budgetformer.runs.run import load as load
 
 
 def __getattr__(name: str) -> Any:

@@ -129,7 +129,7 @@ def test_frozen_models(run: Path, reviews: Path, tmp_path: Path, capsys: pytest.
 
 def test_a_delta_run_needs_its_base(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base, folder = save_base(tmp_path / "base"), tmp_path / "run"
-    short = [*FAST, "--epochs", "1", "--set", "dense_epochs=1", "--delta"]
+    short = [*FAST, "--epochs", "1", "--set", "dense_epochs=1", "--set", "delta=true"]
     assert command("train", reviews, "--base", base, "-o", folder, *short) == 0
     names = load_file(folder / "model.safetensors")
     assert all(".allocator." in name or "classifier" in name for name in names)
@@ -184,7 +184,7 @@ def test_wrong_bases_are_named(
         (reviews, ["--base", tmp_path / "short"], 2, "the base has 16 positions: lower --max-length"),
         (reviews, ["--base", base, "--preset", "tiny"], 2, "the preset base is for --base, and only it"),
         (reviews, ["--preset", "base"], 2, "the preset base is for --base, and only it"),
-        (reviews, ["--delta"], 2, "goes with --base"),
+        (reviews, ["--set", "delta=true"], 2, "goes with --base"),
         (reviews, ["--base", base, "--set", "dense_epochs=-1"], 2, "dense_epochs=-1: give a whole number"),
         (reviews, ["--base", base, "--set", "ranking=best"], 2, "ranking='best': give one of importance, random"),
         (reviews, ["--base", base, "--set", "model.target_budget=2"], 2, "target_budget=2: give fractions"),

@@ -27,7 +27,9 @@ def run(
         return folder / "run"
     base, reviews = save_base(folder / "base"), write_reviews(folder / "reviews.csv", rows=60)
     few = ["--epochs", "1", "--max-length", "16", "--set", "dense_epochs=1"]
-    assert command("train", str(reviews), "--base", str(base), "-o", str(folder / "run"), *few, "--delta") == 0
+    assert (
+        command("train", str(reviews), "--base", str(base), "-o", str(folder / "run"), *few, "--set", "delta=true") == 0
+    )
     return folder / "run"
 
 

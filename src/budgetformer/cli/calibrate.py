@@ -9,12 +9,12 @@ from typing import Annotated
 import typer
 
 from budgetformer.cli import app
-from budgetformer.cli.data_flags import takes_data
+from budgetformer.cli.data_flags import COLUMNS, takes_data
 from budgetformer.data.locate import DataSource
 
 
 @app.command()
-@takes_data
+@takes_data(*COLUMNS)
 def calibrate(
     source: DataSource,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
@@ -38,7 +38,12 @@ def calibrate(
 
     quiet_libraries()
     result = Run.open(run).calibrate(
-        source, split=split, max_drop=max_drop or (), max_cost=max_cost or (), target_ms=target_ms or ()
+        source,
+        split=split,
+        max_drop=max_drop or (),
+        max_cost=max_cost or (),
+        target_ms=target_ms or (),
+        limit=source.limit,
     )
     columns, notes = result.pop("columns"), result.pop("notes")
     print(columns, *(f"warning: {note}" for note in notes), sep="\n", file=sys.stderr)

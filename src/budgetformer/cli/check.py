@@ -8,14 +8,14 @@ from typing import Any
 import typer
 
 from budgetformer.cli import app
-from budgetformer.cli.data_flags import takes_data
+from budgetformer.cli.data_flags import TABLES, takes_data
 from budgetformer.data.locate import DataSource
 
 CLASSES_SHOWN = 20
 
 
 @app.command()
-@takes_data
+@takes_data(*TABLES)
 def check(
     source: DataSource,
     tokenizer: str | None = typer.Option(

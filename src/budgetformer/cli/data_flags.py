@@ -1,4 +1,4 @@
-"""The flags that say what data to read, the same for every verb that reads data."""
+"""The flags that say what data to read: the same words in every verb, and in each verb those that act there."""
 
 from __future__ import annotations
 
@@ -24,43 +24,58 @@ HELP = {
     "task": "auto, single, multi or regression.",
     "label_separator": "What separates several labels in one column.",
     "encoding": "The files' encoding.",
-    "bad_rows": "error: stop at the first bad row; skip: set bad rows aside.",
-    "quarantine": "Where bad rows are set aside (default: NAME.bad.jsonl here).",
+    "bad_rows": "error: stop at the first bad row; skip: set bad rows aside in NAME.bad.jsonl here; FILE.jsonl: set "
+    "them aside there.",
     "validation_fraction": "The share of the training rows to validate on, where no validation set is given.",
     "test_fraction": "The share of the rows to test on, where neither validation nor test set is given.",
     "seed": "The seed of everything random.",
     "data_dir": "A directory with the named data sets in folders (or BUDGETFORMER_DATA).",
     "offline": "Never use the network.",
-    "limit": "Use at most this many training rows.",
+    "limit": "Use at most this many rows: of the training rows, or of the rows to evaluate on.",
 }
 
 
-def takes_data(verb: Callable[..., None]) -> Callable[..., None]:
-    """Give a verb whose first parameter is a DataSource the flags that make one.
+COLUMNS = ("text", "text_pair", "label", "encoding", "bad_rows", "limit")  # for labelled data of a trained model
+TABLES = ("validation", "test", "text", "text_pair", "label", "task", "label_separator", "encoding", "bad_rows",
+          "data_dir", "offline")  # fmt: skip
+
+
+def takes_data(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a verb whose first parameter is a DataSource the flags that make one: those of these fields.
 
     The verb's own arguments (parameters without a default) come before DATA, its own options after the data flags.
     """
-    hints = get_type_hints(verb, include_extras=True)
-    own = [p.replace(annotation=hints[p.name]) for p in list(inspect.signature(verb).parameters.values())[1:]]
-    types = get_type_hints(DataSource)
-    names = [field.name for field in fields(DataSource)]
-    flags = [
-        inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=types[field.name],
-                          default=_flag(field.name, field.default))
-        for field in fields(DataSource)
-    ]  # fmt: skip
-    own = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    first = [p for p in own if p.default is inspect.Parameter.empty]
-    ordered = [*first, *flags, *(p for p in own if p not in first)]
 
-    def run(**values: Any) -> None:
-        source = DataSource(**{name: values.pop(name) for name in names})
-        verb(source, **values)
+    def decorate(verb: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(verb, include_extras=True)
+        parameters = [
+            p.replace(annotation=hints[p.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for p in list(inspect.signature(verb).parameters.values())[1:]
+        ]
+        types = get_type_hints(DataSource)
+        flags = [
+            inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, annotation=types[field.name],
+                              default=_flag(field.name, field.default))
+            for field in fields(DataSource) if field.name in ("data", *names)
+        ]  # fmt: skip
+        arguments = [p for p in parameters if p.default is inspect.Parameter.empty]
+        ordered = [*arguments, *flags, *(p for p in parameters if p not in arguments)]
 
-    run.__name__, run.__doc__ = verb.__name__, verb.__doc__
-    run.__annotations__ = {p.name: p.annotation for p in ordered}
-    run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
-    return run
+        def run(**values: Any) -> None:
+            source = {name: values.pop(name) for name in ("data", *names)}
+            verb(DataSource(**{**source, **aside(source["bad_rows"])}), **values)
+
+        run.__name__, run.__doc__ = verb.__name__, verb.__doc__
+        run.__annotations__ = {p.name: p.annotation for p in ordered}
+        run.__signature__ = inspect.Signature(ordered)  # type: ignore[attr-defined]
+        return run
+
+    return decorate
+
+
+def aside(bad_rows: str) -> dict[str, str]:
+    """What --bad-rows means for a DataSource: error, skip, or skip into a file."""
+    return {"bad_rows": "skip", "quarantine": bad_rows} if bad_rows.endswith(".jsonl") else {"bad_rows": bad_rows}
 
 
 def _flag(name: str, default: Any) -> Any:

@@ -9,19 +9,17 @@ from typing import Annotated
 import typer
 
 from budgetformer.cli import app
-from budgetformer.cli.data_flags import takes_data
+from budgetformer.cli.data_flags import BUDGET, COLUMNS, takes_data
 from budgetformer.data.locate import DataSource
 
 
 @app.command("eval")
-@takes_data
+@takes_data(*COLUMNS)
 def evaluate(
     source: DataSource,
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
     split: Annotated[str | None, typer.Option(help="Which split of DATA (default: test, or the only one).")] = None,
-    budget: Annotated[
-        list[str] | None, typer.Option(help="learned, full, fixed:X, max:X, mean:X, or a calibrated point.")
-    ] = None,
+    budget: Annotated[list[str] | None, typer.Option(help=BUDGET)] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Evaluate RUN on labelled DATA: quality, heads and cost, against its dense twin if it has one."""
@@ -29,8 +27,7 @@ def evaluate(
     from budgetformer.runs.run import Run
 
     quiet_libraries()
-    opened = Run.open(run)
-    result = opened.evaluate(source, split=split, budgets=budget or ["learned"])
+    result = Run.open(run).evaluate(source, split=split, budgets=budget or ["learned"], limit=source.limit)
     columns, notes = result.pop("columns"), result.pop("notes")
     print(columns, *(f"warning: {note}" for note in notes), sep="\n", file=sys.stderr)
     if as_json:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from budgetformer.cli import app
-from budgetformer.cli.data_flags import BUDGET, HELP
+from budgetformer.cli.data_flags import BUDGET, HELP, aside
 from budgetformer.data.locate import DataSource
 from budgetformer.errors import UsageError
 
@@ -49,7 +49,6 @@ def predict(
     workers: Annotated[int | None, typer.Option(help="With ray: how many models run (default: one a CPU).")] = None,
     encoding: Annotated[str, _data("encoding")] = "utf-8",
     bad_rows: Annotated[str, _data("bad_rows")] = "error",
-    quarantine: Annotated[str | None, _data("quarantine")] = None,
     data_dir: Annotated[str | None, _data("data_dir")] = None,
     offline: Annotated[bool, _data("offline")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a single text.")] = False,
@@ -77,8 +76,8 @@ def predict(
         _one(predictor(), text, text_pair, top, probabilities, as_json)
         return
     source = DataSource(
-        data, text=text, text_pair=text_pair, encoding=encoding, bad_rows=bad_rows, quarantine=quarantine,
-        data_dir=data_dir, offline=offline,
+        data, text=text, text_pair=text_pair, encoding=encoding, data_dir=data_dir, offline=offline,
+        **aside(bad_rows),
     )  # fmt: skip
     request = Request(source, output, split, top, probabilities, shard, resume, overwrite)
     summary: Summary | None

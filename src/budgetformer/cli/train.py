@@ -8,22 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from budgetformer.cli import app
-from budgetformer.cli.data_flags import takes_data
+from budgetformer.cli.data_flags import TABLES, takes_data
 from budgetformer.data.locate import DataSource
+from budgetformer.training.recipe import PRESETS, Recipe
 
 
 @app.command()
-@takes_data
+@takes_data(*TABLES, "validation_fraction", "test_fraction", "seed", "limit")
 def train(
     source: DataSource,
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's directory.")] = Path("run"),
-    preset: Annotated[str | None, typer.Option(help="tiny, small or paper (default: small).")] = None,
+    preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)} (default: small).")] = None,
     base: Annotated[
         str | None, typer.Option(help="A pretrained encoder's directory or hub name: give it head budgets.")
     ] = None,
-    delta: Annotated[
-        bool, typer.Option("--delta", help="Keep the base's weights; train and save gates and classifier only.")
-    ] = False,
     recipe: Annotated[Path | None, typer.Option(help="A TOML file that changes the preset.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training rows.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows of one optimiser step.")] = None,
@@ -32,11 +30,9 @@ def train(
     tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer's name or directory, or a vocab.txt (default: trained here).")
     ] = None,
-    patience: Annotated[
-        int | None, typer.Option(help="Stop after this many epochs without a better validation score.")
-    ] = None,
     changes: Annotated[
-        list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. model.min_heads=0.")
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. patience=2, delta=true."),
     ] = None,
     with_baseline: Annotated[bool, typer.Option("--with-baseline", help="Train the dense twin too.")] = False,
     seeds: Annotated[int, typer.Option(help="Repeat with this many seeds.", min=1)] = 1,
@@ -46,15 +42,13 @@ def train(
 ) -> None:
     """Train a classifier on DATA: a run directory with model, evaluation and report."""
     from budgetformer.cli.show import print_json, print_result, print_seeds, quiet_libraries
-    from budgetformer.training.recipe import Recipe
     from budgetformer.training.run import train as train_run
     from budgetformer.training.run import train_seeds
 
     quiet_libraries()
     chosen = Recipe.make(
         preset, recipe, changes or (), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
-        max_length=max_length, tokenizer=tokenizer, patience=patience,
-        base=base, delta=delta or None,
+        max_length=max_length, tokenizer=tokenizer, base=base,
     )  # fmt: skip
     options: dict[str, Any] = {"with_baseline": with_baseline, "resume": resume, "tensorboard": tensorboard}
     if seeds > 1:

@@ -195,7 +195,7 @@ class Run:
         Of the run's own data (None, or the same content under whatever name) the split `prefer` that was kept back;
         of a changed training file the rows that are new; of any other data all rows.
         """
-        trained = self.record.get("data") or dict.fromkeys(_COLUMNS)
+        trained = self.record.get("data") or dict.fromkeys((*_COLUMNS, "data_dir"))
         if source is None:
             if (data := self._own_data(trained)) is None:
                 raise DataError(f"{trained['data']} has changed since the run was trained: give labelled rows")
@@ -203,10 +203,11 @@ class Run:
         asked = DataSource(source) if isinstance(source, str) else source
         columns: dict[str, Any] = {key: getattr(asked, key) or trained[key] for key in _COLUMNS}
         task = {long: short for short, long in TASKS.items()}[self.task]
+        columns["data_dir"] = asked.data_dir or trained["data_dir"]
         data = open_labelled(replace(asked, **columns), task, self.labels, split)
         name, digests = next(iter(data.splits)), self.record.get("data_digests") or {}
         if split is None and data.splits[name].digest in digests.values():
-            places = {"data": asked.data, "data_dir": asked.data_dir or trained["data_dir"]}
+            places = {"data": asked.data, "data_dir": columns["data_dir"]}
             if (own := self._own_data({**trained, **places})) is not None:
                 return HeldOut(own, prefer if prefer in own.splits else "validation", own.warnings)
         return self._without_training_rows(data, name, drop=split is None)
@@ -345,6 +346,11 @@ class Run:
 
 
 _COLUMNS = ("text", "text_pair", "label", "label_separator")
+
+
+def load(folder: str | Path) -> Run:
+    """A finished run, or an export of one: `load("runs/reviews").predict(["a fine film"])`."""
+    return Run.open(folder)
 
 
 def check_format(folder: Path, record: Mapping[str, Any]) -> None:
