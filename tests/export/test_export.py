@@ -79,7 +79,7 @@ def test_it_prints_what_it_did_and_may_replace_an_export(
     target = tmp_path / "out"
     assert command("export", str(run), "-o", str(target), "--rows", str(reviews)) == 0
     captured = capsys.readouterr()
-    assert f"checked on 200 train rows of {reviews}: labels equal, logits within" in captured.out
+    assert f"checked on 200 test rows of {reviews}: labels equal, logits within" in captured.out
     assert "comparing with the model on 200" in captured.err
     assert command("export", str(run), "-o", str(target), "--budget", "max:0.5", "--json") == 0
     assert json.loads(capsys.readouterr().out)["dial"] == "max:0.5"
