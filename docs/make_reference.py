@@ -18,13 +18,12 @@ from budgetformer.data import DataSource
 PAGE = Path(__file__).with_name("reference.md")
 BELOW = {  # modules whose names are for users too; None: all that they export
     "budgetformer.nn": None,
-    "budgetformer.data": ("DataSource", "open_data", "encode"),
+    "budgetformer.data": ("DataSource", "open_data", "encode_split"),
     "budgetformer.training.recipe": ("Recipe",),
-    "budgetformer.training.run": ("train",),
-    "budgetformer.evaluate": ("evaluate", "run_model"),
-    "budgetformer.engine.scorer": ("Scorer", "Scores"),
+    "budgetformer.engine.scores": ("Engine", "Scores", "score"),
+    "budgetformer.evaluate": ("evaluate", "summarize"),
 }
-DATA_FLAGS = {field.name for field in fields(DataSource)} - {"data"}
+DATA_FLAGS = {field.name for field in fields(DataSource)} - {"data", "quarantine"}
 
 
 def page() -> str:
@@ -38,7 +37,7 @@ def page() -> str:
     verbs = dict(_verbs(typer.main.get_command(app)))
     for name, verb in verbs.items():
         lines += ["", *_verb(name, verb)]
-    flags = [p for p in verbs["check"].params if p.name in DATA_FLAGS]
+    flags = [p for p in verbs["train"].params if p.name in DATA_FLAGS]
     lines += ["", "### Data options", *_options(flags)]
     return "\n".join(lines) + "\n"
 
@@ -76,10 +75,11 @@ def _verb(name: str, verb: Any) -> Iterator[str]:
     yield f"### `budgetformer {' '.join([name, *(p.metavar or p.name.upper() for p in arguments)])}`"
     yield from (_first_paragraph(verb.callback), "")
     yield from (f"- `{p.metavar or p.name.upper()}`: {p.help}" for p in arguments)
-    shared = {p.name for p in options} >= DATA_FLAGS
-    yield from _options(p for p in options if not (shared and p.name in DATA_FLAGS))
+    shared = [p for p in options if p.name in DATA_FLAGS and p.rich_help_panel == "Data"]
+    yield from _options(p for p in options if p not in shared)
     if shared:
-        yield "- and the [data options](#data-options)"
+        names = ", ".join(f"`{p.opts[0]}`" for p in shared)
+        yield f"- and of the [data options](#data-options) {names}"
 
 
 def _options(parameters: Iterable[Any]) -> Iterator[str]:

@@ -73,7 +73,7 @@ def takes_data(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
     return decorate
 
 
-def aside(bad_rows: str) -> dict[str, str]:
+def aside(bad_rows: str) -> dict[str, Any]:
     """What --bad-rows means for a DataSource: error, skip, or skip into a file."""
     return {"bad_rows": "skip", "quarantine": bad_rows} if bad_rows.endswith(".jsonl") else {"bad_rows": bad_rows}
 
