@@ -130,7 +130,10 @@ CASES: dict[str, tuple[Callable[[Path], DataSource], list[str]]] = {
         ["d.cvs: no such file or data set", "did you mean", "d.csv?"],
     ),
     "no such named data set": (lambda _: DataSource("ag_new"), ["ag_new: no such", "did you mean ag_news?"]),
-    "no such demo": (lambda _: DataSource("demo:imbd"), ["demo:imbd: unknown", "did you mean imdb?"]),
+    "no such demo": (
+        lambda _: DataSource("demo:imbd"),
+        ["demo:imbd: no such file or data set", "did you mean demo:imdb?"],
+    ),
     "a hub name offline": (
         lambda _: DataSource("hub:some/thing", offline=True),
         ["some/thing: offline", "--data-dir", "HF_HUB_OFFLINE=1"],
