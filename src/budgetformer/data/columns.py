@@ -60,10 +60,10 @@ def choose_columns(
         labels = tuple(_check_present(present, file, name.strip(), "--label") for name in separate)
     elif need_label:
         labels = (_infer_label(present, file, (text, text_pair)),)
-    if text_pair is not None:
-        _check_present(present, file, text_pair, "--text-pair")
+    for column, flag in ((text, "--text"), (text_pair, "--text-pair")):
+        if column is not None and _check_present(present, file, column, flag) in labels:
+            raise DataError(f"{file}: {column!r} is the label, it cannot be {flag} too: choose another column")
     if text is not None:
-        _check_present(present, file, text, "--text")
         return Columns(text, text_pair, labels, inferred=need_label and label is None)
     free = [column for column in present if column not in labels]
     pairs = [(a, b) for a, b in _known_pairs(free) if text_pair in (None, b)]
