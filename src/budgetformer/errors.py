@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class BudgetFormerError(Exception):
-    """An error that the user can mend; anything else that escapes is a bug (exit code 1)."""
+    """An error that the user can fix; anything else that escapes is a bug (exit code 1)."""
 
     exit_code = 1
 

@@ -86,6 +86,10 @@ CASES: dict[str, tuple[Callable[[Path], DataSource], list[str]]] = {
         ["'x1', 'x2', 'x3'", "--label", "no header line"],
     ),
     "no column looks like text": (csv_file("a,b,c\n" * 4, "x1,x2,label\n"), ["looks like text", "--text"]),
+    "the label as the second text": (
+        with_options(csv_file(GOOD), text_pair="label", label="label"),
+        ["'label' is the label, it cannot be --text-pair too", "another column"],
+    ),
     "duplicate header": (csv_file(GOOD, "text,text\n"), ["line 1", "'text' appears twice", "rename"]),
     "a single class": (csv_file("x y,a\nz,a\n"), ["every row has the label 'a'", "at least two classes"]),
     "empty label": (csv_file(GOOD + "more,\n"), ["line 22", "'label' is empty or NaN", "--bad-rows skip"]),
@@ -130,7 +134,10 @@ CASES: dict[str, tuple[Callable[[Path], DataSource], list[str]]] = {
         ["d.cvs: no such file or data set", "did you mean", "d.csv?"],
     ),
     "no such named data set": (lambda _: DataSource("ag_new"), ["ag_new: no such", "did you mean ag_news?"]),
-    "no such demo": (lambda _: DataSource("demo:imbd"), ["demo:imbd: unknown", "did you mean imdb?"]),
+    "no such demo": (
+        lambda _: DataSource("demo:imbd"),
+        ["demo:imbd: no such file or data set", "did you mean demo:imdb?"],
+    ),
     "a hub name offline": (
         lambda _: DataSource("hub:some/thing", offline=True),
         ["some/thing: offline", "--data-dir", "HF_HUB_OFFLINE=1"],

@@ -136,11 +136,11 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     assert data.bad_rows == 3
     assert sum(split.rows for split in data.splits.values()) == 40
     assert any("3 bad rows set aside" in warning for warning in data.warnings)
-    kept = [json.loads(line) for line in aside.read_text().splitlines()]
-    assert [(row["file"], row["line"]) for row in kept] == [(str(path), 2), (str(path), 43), (str(path), 44)]
-    assert kept[1]["raw"].strip() == "x,y,z"
-    assert "3 fields" in kept[1]["reason"]
-    assert kept[2]["raw"] == "\\xff,a"
+    quarantined = [json.loads(line) for line in aside.read_text().splitlines()]
+    assert [(row["file"], row["line"]) for row in quarantined] == [(str(path), 2), (str(path), 43), (str(path), 44)]
+    assert quarantined[1]["raw"].strip() == "x,y,z"
+    assert "3 fields" in quarantined[1]["reason"]
+    assert quarantined[2]["raw"] == "\\xff,a"
     assert sum(1 for split in data.splits.values() for _ in split.examples()) == 40
 
 
@@ -212,8 +212,8 @@ def test_numbers_with_fractions_are_regression(tmp_path: Path) -> None:
     assert (data.task, data.labels) == ("regression", [])
     assert sum(split.rows for split in data.splits.values()) == 40
     assert all(isinstance(example.label, float) for example in data.splits["test"].examples())
-    few = [{"text": f"t {i}", "score": i % 4 / 2} for i in range(40)]
-    classes = open_data(DataSource(write(tmp_path / "few.jsonl", few), task="single"))
+    halves = [{"text": f"t {i}", "score": i % 4 / 2} for i in range(40)]
+    classes = open_data(DataSource(write(tmp_path / "halves.jsonl", halves), task="single"))
     assert (classes.task, classes.labels) == ("single", ["0", "0.5", "1", "1.5"])
 
 
@@ -222,7 +222,7 @@ def test_many_labels_come_in_lists_strings_or_columns(tmp_path: Path) -> None:
     listed = [{"text": f"t {i}", "label": sets[i % 3]} for i in range(30)]
     joined = [{"text": f"t {i}", "label": "|".join(sets[i % 3])} for i in range(30)]
     columns = [{"text": f"t {i}", **{name: int(name in sets[i % 3]) for name in "xy"}} for i in range(30)]
-    found = []
+    by_way = []
     for name, made, options in (
         ("a", listed, {}),
         ("b", joined, {"label_separator": "|"}),
@@ -230,8 +230,8 @@ def test_many_labels_come_in_lists_strings_or_columns(tmp_path: Path) -> None:
     ):
         data = open_data(DataSource(write(tmp_path / f"{name}.jsonl", made), **options))
         assert (data.task, data.labels) == ("multi", ["x", "y"])
-        found.append([(e.text, e.label) for e in data.splits["train"].examples()])
-    assert found[0] == found[1] == found[2]
+        by_way.append([(e.text, e.label) for e in data.splits["train"].examples()])
+    assert by_way[0] == by_way[1] == by_way[2]
 
 
 def test_numbers_stand_for_label_names_though_the_names_are_numbers(tmp_path: Path) -> None:

@@ -34,15 +34,15 @@ def test_every_class_has_its_share_and_stays_in_train(counts: list[int], seed: i
     part = carve(hashes, strata, [0.1, 0.1], seed)
     for number in (1, 2):
         spare = len(strata) - len(counts)
-        wanted = max(1, round(0.1 * len(strata)))
-        assert np.sum(part == number) <= wanted
-        if spare >= 2 * wanted:
-            assert np.sum(part == number) == wanted
+        size = max(1, round(0.1 * len(strata)))
+        assert np.sum(part == number) <= size
+        if spare >= 2 * size:
+            assert np.sum(part == number) == size
     for stratum, count in enumerate(counts):
-        mine = part[strata == stratum]
-        assert np.any(mine == 0)
+        parts = part[strata == stratum]
+        assert np.any(parts == 0)
         for number in (1, 2):
-            assert abs(np.sum(mine == number) - 0.1 * count) <= 2 + 0.02 * count
+            assert abs(np.sum(parts == number) - 0.1 * count) <= 2 + 0.02 * count
 
 
 def test_another_seed_is_another_split() -> None:
@@ -55,10 +55,10 @@ def test_a_fraction_of_nothing_is_an_empty_part() -> None:
     assert np.bincount(part, minlength=3).tolist() == [45, 5, 0]
 
 
-@given(total=st.integers(0, 300), wanted=st.integers(0, 300))
-def test_evenly_spaced_positions_are_distinct(total: int, wanted: int) -> None:
-    picked = sample_rows(total, wanted)
-    assert len(set(picked)) == len(picked) == min(total, wanted)
+@given(total=st.integers(0, 300), n=st.integers(0, 300))
+def test_evenly_spaced_positions_are_distinct(total: int, n: int) -> None:
+    picked = sample_rows(total, n)
+    assert len(set(picked)) == len(picked) == min(total, n)
     assert all(0 <= p < total for p in picked)
 
 

@@ -54,28 +54,29 @@ def choose_columns(
 
     A second text is inferred only where the first one is too: ask for `text` alone to leave it out.
     """
-    asked = text is not None and (label is not None or not need_label)
-    labels = _labels(present, file, label) if label is not None else ()
-    if need_label and not labels:
-        labels = _infer_label(present, file, (text, text_pair))
+    labels: tuple[str, ...] = ()
+    if label is not None:
+        separate = label.split(",") if label not in present else [label]
+        labels = tuple(_check_present(present, file, name.strip(), "--label") for name in separate)
+    elif need_label:
+        labels = (_infer_label(present, file, (text, text_pair)),)
+    for column, flag in ((text, "--text"), (text_pair, "--text-pair")):
+        if column is not None and _check_present(present, file, column, flag) in labels:
+            raise DataError(f"{file}: {column!r} is the label, it cannot be {flag} too: choose another column")
     if text is not None:
-        text = _find(present, file, text, "--text")
-        text_pair = _find(present, file, text_pair, "--text-pair") if text_pair is not None else None
-        return Columns(text, text_pair, labels, not asked)
+        return Columns(text, text_pair, labels, inferred=need_label and label is None)
     free = [column for column in present if column not in labels]
-    if text_pair is not None:
-        text_pair = _find(present, file, text_pair, "--text-pair")
-        text = next((a for a, b in _pairs(free) if b == text_pair), None)
-        free.remove(text_pair)
-    else:
-        text, text_pair = next(iter(_pairs(free)), (None, None))
+    pairs = [(a, b) for a, b in _known_pairs(free) if text_pair in (None, b)]
+    if pairs:
+        text, text_pair = pairs[0]
+    free = [column for column in free if column != text_pair]
     text = text or _by_name(free, TEXTS) or (free[0] if len(free) == 1 else None)
     if text is None:
         raise DataError(f"{file}: no column looks like text among {_list(present)}: name it with --text")
-    return Columns(text, text_pair, labels, True)
+    return Columns(text, text_pair, labels, inferred=True)
 
 
-def _find(present: Sequence[str], file: str, column: str, flag: str) -> str:
+def _check_present(present: Sequence[str], file: str, column: str, flag: str) -> str:
     if column in present:
         return column
     near = difflib.get_close_matches(column, present, n=1, cutoff=0.5)
@@ -83,30 +84,23 @@ def _find(present: Sequence[str], file: str, column: str, flag: str) -> str:
     raise DataError(f"{file}: no column {column!r} ({flag}); the columns are {_list(present)}{guess}")
 
 
-def _labels(present: Sequence[str], file: str, label: str) -> tuple[str, ...]:
-    if label in present or "," not in label:
-        return (_find(present, file, label, "--label"),)
-    return tuple(_find(present, file, name.strip(), "--label") for name in label.split(","))
-
-
-def _infer_label(present: Sequence[str], file: str, taken: tuple[str | None, ...]) -> tuple[str, ...]:
+def _infer_label(present: Sequence[str], file: str, taken: tuple[str | None, ...]) -> str:
     free = [column for column in present if column not in taken]
-    found = _by_name(free, LABELS)
-    if found is None:
-        rest = [column for column in free if column.casefold() not in {*TEXTS, *(name for p in PAIRS for name in p)}]
-        found = rest[0] if len(rest) == 1 and len(present) > 1 else None
-    if found is None:
-        hint = "name it with --label; if the file has no header line, add one"
-        raise DataError(f"{file}: no column looks like a label among {_list(present)}: {hint}")
-    return (found,)
+    if label := _by_name(free, LABELS):
+        return label
+    rest = [column for column in free if column.casefold() not in {*TEXTS, *(name for p in PAIRS for name in p)}]
+    if len(rest) == 1 and len(present) > 1:
+        return rest[0]
+    hint = "name it with --label; if the file has no header line, add one"
+    raise DataError(f"{file}: no column looks like a label among {_list(present)}: {hint}")
 
 
-def _by_name(columns: Sequence[str], wanted: Sequence[str]) -> str | None:
+def _by_name(columns: Sequence[str], names: Sequence[str]) -> str | None:
     folded = {column.casefold(): column for column in reversed(columns)}
-    return next((folded[name] for name in wanted if name in folded), None)
+    return next((folded[name] for name in names if name in folded), None)
 
 
-def _pairs(columns: Sequence[str]) -> list[tuple[str, str]]:
+def _known_pairs(columns: Sequence[str]) -> list[tuple[str, str]]:
     folded = {column.casefold(): column for column in reversed(columns)}
     return [(folded[a], folded[b]) for a, b in PAIRS if a in folded and b in folded]
 

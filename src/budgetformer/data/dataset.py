@@ -214,10 +214,10 @@ def _row_warnings(scans: Mapping[str, Scan], quarantine: Path | None) -> list[st
 
 def _carved(source: DataSource, scans: Mapping[str, Scan]) -> dict[str, float]:
     """The splits that nobody gave, and the share of the training rows that each gets."""
-    given = [name for name, scanned in scans.items() if scanned.rows]
-    if source.validation == "test" or "validation" in given:
+    present = [name for name, scanned in scans.items() if scanned.rows]
+    if source.validation == "test" or "validation" in present:
         return {}
-    test = {} if "test" in given or not source.test_fraction else {"test": source.test_fraction}
+    test = {} if "test" in present or not source.test_fraction else {"test": source.test_fraction}
     return {"validation": source.validation_fraction, **test}
 
 
@@ -237,8 +237,8 @@ def _cannot_carve(source: DataSource, scans: Mapping[str, Scan], task: str) -> s
     if enough(train.rows, strata):
         return f"{train.rows} rows hold only {texts} different texts, too few to {sets}: add texts"
     if enough(texts, 1):
-        kept = f"each of the {strata} {STRATA[task]} keeps a text for training"
-        return f"{train.rows} rows leave too few to {sets}, for {kept}: add rows to them"
+        reserved = f"each of the {strata} {STRATA[task]} keeps a text for training"
+        return f"{train.rows} rows leave too few to {sets}, for {reserved}: add rows to them"
     return f"{train.rows} rows are too few to {sets}: add rows"
 
 

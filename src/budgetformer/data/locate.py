@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,8 +82,8 @@ def _main_tables(source: DataSource) -> dict[str, Table]:
     data = source.data
     if data == "-":
         return {"train": FileTable(spool_stdin(), "standard input", source.encoding)}
-    if data.startswith("demo:"):
-        return demo_tables(_one_of(data.removeprefix("demo:"), DEMOS, "demo:"))
+    if data in DEMOS:
+        return demo_tables(data.removeprefix("demo:"))
     if data.startswith("hub:"):
         name, _, config = data.removeprefix("hub:").partition(":")
         return hub_tables(name, config or None, offline=source.offline)
@@ -100,10 +99,10 @@ def _main_tables(source: DataSource) -> dict[str, Table]:
 def _directory(folder: Path, encoding: str) -> dict[str, Table]:
     files = _split_files(folder)
     if "train" not in files:
-        found = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
+        content = ", ".join(sorted(path.name for path in folder.iterdir())[:8]) or "nothing"
         raise DataError(
             f"{folder}: a directory of data needs a file train.csv, .tsv, .jsonl or .parquet (and, if you "
-            f"have them, validation and test); it holds {found}: pass one file instead, or rename it"
+            f"have them, validation and test); it holds {content}: pass one file instead, or rename it"
         )
     names = _label_names(folder / "labels.json")
     return {split: FileTable(path, str(path), encoding, names) for split, path in files.items()}
@@ -139,19 +138,7 @@ def _existing(name: str) -> Path:
     path = Path(name).expanduser()
     if path.exists():
         return path
-    known = [*NAMED, *(f"demo:{demo}" for demo in DEMOS)]
-    if path.parent.is_dir():
-        known += [str(path.parent / other.name) if path.parent != Path() else other.name
-                  for other in path.parent.iterdir()]  # fmt: skip
-    raise DataError(f"{name}: no such file or data set{_guess(name, known)}; named data sets: {', '.join(NAMED)}")
-
-
-def _one_of(name: str, known: Iterable[str], prefix: str) -> str:
-    if name in known:
-        return name
-    raise DataError(f"{prefix}{name}: unknown{_guess(name, known)}; there are {', '.join(prefix + k for k in known)}")
-
-
-def _guess(name: str, known: Iterable[str]) -> str:
-    near = difflib.get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    beside = map(str, path.parent.iterdir()) if path.parent.is_dir() else ()
+    near = difflib.get_close_matches(name, [*NAMED, *DEMOS, *beside], n=1)
+    guess = f"; did you mean {near[0]}?" if near else ""
+    raise DataError(f"{name}: no such file or data set{guess}; named data sets: {', '.join([*NAMED, *DEMOS])}")

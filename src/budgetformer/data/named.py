@@ -19,7 +19,7 @@ NAMED = {
     "snli": "stanfordnlp/snli",
     "yelp_review_full": "Yelp/yelp_review_full",
 }
-DEMOS = ("imdb", "rotten_tomatoes")
+DEMOS = ("demo:imdb", "demo:rotten_tomatoes")
 SPLIT_NAMES = {
     "train": "train", "validation": "validation", "valid": "validation", "dev": "validation",
     "val": "validation", "validation_matched": "validation", "test": "test",
@@ -47,8 +47,7 @@ class HubTable:
 
 def data_folders(data_dir: str | None) -> list[Path]:
     """Where named data sets may lie, the most explicit place first."""
-    places = [data_dir, os.environ.get("BUDGETFORMER_DATA"), "."]
-    return [Path(place).expanduser() for place in places if place]
+    return [Path(place).expanduser() for place in (data_dir, os.environ.get("BUDGETFORMER_DATA"), ".") if place]
 
 
 def hub_tables(name: str, config: str | None, *, offline: bool) -> dict[str, Table]:

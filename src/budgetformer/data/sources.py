@@ -18,7 +18,7 @@ FORMATS = {
     ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
     ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
-RAW_KEPT = 10_000  # characters of a bad row that go to the quarantine file
+MAX_RAW = 10_000  # characters of a bad row that go to the quarantine file
 
 
 class RawRow(NamedTuple):
@@ -40,7 +40,7 @@ class BadRow:
 
     @classmethod
     def of(cls, error: RowError, file: str, line: int) -> BadRow:
-        return cls(file, line, error.kind, error.reason, error.raw[:RAW_KEPT])
+        return cls(file, line, error.kind, error.reason, error.raw[:MAX_RAW])
 
 
 class Table(Protocol):
