@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from budgetformer.paper.drawing import standalone
-from budgetformer.report.figures import Mark, dial_curve
+from budgetformer.report.figures import dial_curve
 from budgetformer.runs.files import write_text
 
 
-def mark(found: dict[str, Any]) -> Mark:
-    interval = found["quality"][found["metric"]]
-    kind = found["dial"].partition(":")[0].replace("full", "fixed")
-    return Mark(kind, found["budget"]["k_over_h"], interval["value"], interval["low"], interval["high"])
+def point(evaluation: dict[str, Any]) -> dict[str, Any]:
+    interval = evaluation["quality"][evaluation["metric"]]
+    return {"dial": evaluation["dial"], "score": interval["value"], **evaluation["budget"], **interval}
 
 
 def main() -> None:
@@ -28,12 +27,10 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     options = parser.parse_args()
     result = json.loads(options.evaluations.read_text(encoding="utf-8"))
-    marks = [mark(found) for found in result["evaluations"]]
+    points = [point(evaluation) for evaluation in result["evaluations"]]
     twin = result.get("baseline")
-    learned = next((m for m in marks if m.kind == "learned"), None)
-    others = [m for m in marks if m is not learned]
     dense = twin["score"] if twin else None
-    write_text(options.output, standalone(dial_curve(others, learned, dense, "test accuracy", percent=True)))
+    write_text(options.output, standalone(dial_curve(points, dense, "test accuracy", percent=True)))
 
 
 if __name__ == "__main__":

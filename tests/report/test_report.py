@@ -1,150 +1,123 @@
-"""The report: whole for every kind of task, safe with any text, the same for the same JSON."""
+"""The report and the card: complete for every kind of task, safe with any text, the same for the same JSON."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tests.tables import make_table
 
+from budgetformer import BudgetFormerConfig
+from budgetformer.engine.scores import Scores
 from budgetformer.errors import ModelError
+from budgetformer.evaluate import Evaluation, mcnemar, summarize
 from budgetformer.report import write_report
+from budgetformer.report.card import write_card
+from budgetformer.training.results import dial_point
 
 EVIL = "<script>alert(1)</script>"
 NAMES = ["World", "Sports", "Business", "Sci/Tech"]
-CONFUSION = [[1740, 40, 70, 50], [14, 1870, 9, 7], [60, 8, 1660, 172], [55, 12, 140, 1693]]
+CONFUSION = [[174, 4, 7, 5], [1, 187, 1, 1], [6, 1, 166, 17], [5, 1, 14, 170]]
 SINGLE, MULTI, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+HEADS = np.array([[5, 1, 1, 1], [4, 2, 1, 1], [5, 1, 1, 1], [6, 2, 1, 1]], np.int16)  # by class and layer, of 8
+Json = dict[str, Any]
 
 
-def proportion(value: float) -> dict[str, float]:
-    return {"value": value, "low": value - 0.007, "high": value + 0.006}
+def evaluation(task: str, logits: Any, labels: Any, names: list[str], split: str = "test", dial: str = "learned",
+               heads: Any = None) -> Evaluation:  # fmt: skip
+    """What the program says of a model with eight heads in each of four layers that answered so."""
+    rows = len(logits)
+    logits, lengths = np.asarray(logits, np.float32), 20 + np.arange(rows) % 30
+    heads = HEADS[np.arange(rows) % 4] if heads is None else np.full((rows, 4), heads, np.int16)
+    options = {"num_labels": 1} if task == REGRESSION else {"id2label": dict(enumerate(names))}
+    config = BudgetFormerConfig(
+        hidden_size=64, num_hidden_layers=4, num_attention_heads=8, intermediate_size=128, vocab_size=50,
+        problem_type=task, **options,
+    )  # fmt: skip
+    table = make_table(np.ones(lengths.sum()), lengths, labels)
+    budget = (heads / 8).astype(np.float32)
+    scores = Scores(table, task, 8, logits, heads, budget, np.ones((rows, 4), np.float32))
+    result = summarize(scores, config, split=split, dial=dial, hardest=2)
+    texts = [
+        {"file": "test.csv", "text": "Stocks fell after the match was called off. " * 30, "text_pair": None},
+        {"file": None, "text": "Short.", "text_pair": "And a partner."},
+    ]
+    return replace(result, hardest=[row | text for row, text in zip(result.hardest, texts, strict=False)])
 
 
-def quality(task: str, names: list[str], confusion: list[list[int]]) -> tuple[str, float, dict[str, Any]]:
-    if task == REGRESSION:
-        return "r2", 0.42, {"mse": {"value": 0.31, "low": 0.28, "high": 0.34}, "mae": 0.4, "r2": 0.42}
-    classes = [{"label": n, "rows": 1900, "precision": 0.9, "recall": 0.92, "f1": 0.91} for n in names]
-    if task == MULTI:
-        exact = proportion(0.62)
-        return "micro_f1", 0.71, {"micro_f1": 0.71, "macro_f1": 0.6, "exact_match": exact, "per_class": classes}
-    accuracy = sum(row[i] for i, row in enumerate(confusion)) / max(1, sum(map(sum, confusion)))
-    details = {"accuracy": proportion(accuracy), "per_class": classes, "labels": names, "confusion": confusion}
-    return "accuracy", accuracy, details
+def single(names: list[str] = NAMES, confusion: list[list[int]] = CONFUSION, **options: Any) -> Evaluation:
+    """Answers with this confusion matrix; rows are shuffled over the classes."""
+    cells = [(i, j) for i, row in enumerate(confusion) for j, n in enumerate(row) for _ in range(n)]
+    labels, answers = np.random.default_rng(0).permutation(cells).T
+    return evaluation(SINGLE, np.eye(len(names))[answers], labels, names, **options)
 
 
-def evaluation(
-    task: str = SINGLE, split: str = "test", names: list[str] = NAMES, confusion: list[list[int]] = CONFUSION
-) -> dict[str, Any]:
-    metric, score, details = quality(task, names, confusion)
-    by_layer = [0.59, 0.18, 0.125, 0.125]
-    budget: dict[str, Any] = {
-        "heads": 8, "s_mean": 0.198, "s_per_layer": [0.58, 0.11, 0.05, 0.04],
-        "s_std_per_layer": [0.1, 0.05, 0.01, 0.01],
-        "k_over_h": 0.255, "k_over_h_per_layer": by_layer, "entropy_per_layer": [1.0, 0.9, 0.8, 0.7],
-    }  # fmt: skip
-    if task == SINGLE:
-        budget["by_class"] = [
-            {"label": n, "rows": 1900, "s_per_layer": by_layer,
-             "k_over_h_per_layer": [v * (0.8 + i / 9) for v in by_layer]}
-            for i, n in enumerate(names)
-        ]  # fmt: skip
-    answer: Any = {SINGLE: names[0], MULTI: names[:2], REGRESSION: 3.25}[task]
-    hardest = [
-        {"row": 7, "line": 8, "loss": 9.13, "label": answer, "predicted": answer, "file": "test.csv",
-         "text": "Stocks fell after the match was called off. " * 3, "text_pair": None},
-        {"row": 9, "line": 10, "loss": 8.5, "label": answer, "predicted": answer, "file": None, "text": "Short.",
-         "text_pair": "And a partner."},
-    ]  # fmt: skip
-    cost = {
-        "flops_per_text": 2.61e7, "flops_per_text_dense": 3.4e7, "flops_ratio": 0.768,
-        "flops_per_text_paper_style": 3.3e7, "attention_flops_ratio": 0.33, "attention_share_of_dense": 0.35,
-        "papers_count_per_text": 1.2e7, "mean_tokens": 52.4,
-    }  # fmt: skip
-    return {
-        "split": split, "rows": 7600, "dial": "learned", "task": task, "metric": metric, "score": score,
-        "quality": details, "budget": budget, "cost": cost, "hardest": hardest,
-    }  # fmt: skip
+def multi() -> Evaluation:
+    """Two labels a text, of which every third text misses one."""
+    labels = np.eye(4)[np.arange(90) % 4] + np.eye(4)[(np.arange(90) + 1) % 4]
+    logits = np.where(labels > 0, 2.0, -2.0)
+    logits[::3, 0] = -2.0
+    return evaluation(MULTI, logits, labels.astype(np.uint8), NAMES)
 
 
-def history(epochs: int = 3, lift: float = 0.0) -> list[dict[str, Any]]:
-    lines: list[dict[str, Any]] = []
-    for epoch in range(1, epochs + 1):
-        for i in range(20):
-            step = (epoch - 1) * 200 + 10 * i
-            parts = {"task": 1.0, "budget": 0.01, "entropy": 0.001}
-            loss = 1.4 / (1 + step / 80) + 0.03 * ((step * 7) % 11) / 11
-            lines.append({"kind": "step", "step": step, "epoch": epoch, "loss": loss, "parts": parts, "s_mean": 0.4})
-        s = 0.5 / epoch + 0.03
-        lines.append(
-            {
-                "kind": "epoch", "epoch": epoch, "step": epoch * 200, "best": epoch == epochs,
-                "train": {"loss": 0.5 / epoch, "s_mean": s},
-                "validation": {"metric": "accuracy", "score": 0.92 - 0.06 / epoch + lift,
-                               "score_full": 0.921 - 0.05 / epoch, "loss": 0.3 + 0.1 / epoch,
-                               "s_mean": s - 0.02, "k_over_h": s + 0.03},
-            }
-        )  # fmt: skip
-    return lines
+def regression(rows: int = 60) -> Evaluation:
+    values = np.linspace(0, 5, rows, dtype=np.float32)
+    return evaluation(REGRESSION, (values + 0.5 * (-1) ** np.arange(rows))[:, None], values, [])
 
 
-def dials(metric_value: float) -> list[dict[str, Any]]:
-    table = [("fixed:0.125", 0.125, -0.05), ("fixed:0.25", 0.25, -0.01), ("fixed:0.5", 0.5, 0.001),
-             ("full", 1.0, 0.002), ("max:0.25", 0.18, -0.012), ("max:0.5", 0.22, -0.003)]  # fmt: skip
-    return [
-        {"dial": name, "split": "test", "score": metric_value + d, "low": metric_value + d - 0.007,
-         "high": metric_value + d + 0.007, "k_over_h": k, "flops_ratio": 0.66 + 0.35 * k, "s_mean": k}
-        for name, k, d in table
-    ]  # fmt: skip
+def curve(make: Callable[..., Evaluation]) -> list[Json]:
+    """Positions of the dial as training writes them."""
+    heads = {"learned": None, "fixed:0.125": 1, "max:0.25": 2, "fixed:0.5": 4, "full": 8}
+    return [dial_point(make(dial=dial, heads=k)) for dial, k in heads.items()]
 
 
-def facts(task: str = SINGLE, names: list[str] = NAMES) -> dict[str, Any]:
-    return {
-        "budgetformer": "0.1.0", "name": "ag-news", "status": "done", "data": {"data": "news.csv", "text": "title"},
-        "task": task, "labels": names, "splits": {"train": 108000, "validation": 12000, "test": 7600},
-        "columns": "text from 'title', label from 'class'", "warnings": ["12 rows were repeated and dropped"],
-        "cut": {"train": 31, "validation": 2, "test": 0}, "max_length": 128,
-        "model": {"parameters": 4743812, "allocator": "learned", "layers": 4, "heads": 8, "width": 128},
-        "recipe": {"learning_rate": 0.001, "schedule": {"warmup": 200, "decay": "linear"}, "freeze": []}, "seed": 0,
-        "training": {"steps": 600, "planned_steps": 600, "progress": 1.0, "epochs": 3, "seconds": 1080.4,
-                     "tokens_per_second": 15800.2, "best_epoch": 3, "stopped_early": False},
-        "environment": {"python": "3.11.9", "torch": "2.13.0", "commit": "93be5be", "threads": 2, "cpu": "x86_64"},
-        "data_fingerprint": "sha256:0123abcd",
-    }  # fmt: skip
+def results(final: Evaluation, twin: Evaluation | None = None, **changes: Any) -> Json:
+    """evaluation.json with this evaluation of the test split."""
+    versus = mcnemar([True] * 5 + [False] * 7, [False] * 5 + [True] * 7) if twin and final.task != REGRESSION else None
+    baseline = {"test": asdict(twin), "validation": asdict(twin)} if twin else None
+    validation = asdict(replace(final, split="validation"))
+    made = {"test": asdict(final), "validation": validation, "dials": [], "baseline": baseline}
+    return {**made, "versus_baseline": versus, **changes}
 
 
-def write(
-    run: Path, facts_: dict[str, Any], results: dict[str, Any], lines: list[dict[str, Any]], twin: Any = None
-) -> str:
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "run.json").write_text(json.dumps(facts_), encoding="utf-8")
-    (run / "evaluation.json").write_text(json.dumps(results), encoding="utf-8")
-    (run / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in lines), encoding="utf-8")
-    if twin:
-        (run / "baseline").mkdir(exist_ok=True)
-        (run / "baseline" / "history.jsonl").write_text("".join(json.dumps(x) + "\n" for x in twin), encoding="utf-8")
-    page = write_report(run)
+def complete() -> Json:
+    return results(single(), single(heads=8), dials=curve(single))
+
+
+def copy(tiny_run: Path, run: Path) -> Path:
+    shutil.copytree(tiny_run, run, ignore=shutil.ignore_patterns("*.safetensors", "checkpoints"))
+    return run
+
+
+def change(file: Path, **changes: Any) -> None:
+    content = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps(content | changes), encoding="utf-8")
+
+
+def make_run(tiny_run: Path, run: Path, evaluation: Json, **changes: Any) -> Path:
+    """A run with these results, and a record that is a real one with some changes."""
+    copy(tiny_run, run)
+    labels = evaluation["validation"]["quality"].get("labels", [])
+    change(run / "run.json", **{"task": evaluation["validation"]["task"], "labels": labels, **changes})
+    (run / "evaluation.json").write_text(json.dumps(evaluation), encoding="utf-8")
+    return run
+
+
+def write(tiny_run: Path, run: Path, evaluation: Json, **changes: Any) -> str:
+    """The page of such a run."""
+    page = write_report(make_run(tiny_run, run, evaluation, **changes))
     assert page == run / "report.html"
     return page.read_text(encoding="utf-8")
-
-
-def complete() -> dict[str, Any]:
-    ours, theirs = evaluation(), evaluation()
-    theirs |= {"score": 0.9195, "hardest": [], "cost": theirs["cost"] | {"papers_count_per_text": 1.6e7}}
-    return {
-        "test": ours,
-        "validation": evaluation(split="validation"),
-        "dials": dials(ours["score"]),
-        "baseline": {"test": theirs, "validation": theirs},
-        "versus_baseline": {
-            "only_ours_right": 160, "only_baseline_right": 178, "difference": -0.0023, "p_value": 0.35,
-            "verdict": "not significantly different from the dense twin (-0.23 points, p = 0.35)",
-        },
-    }  # fmt: skip
 
 
 class Words(HTMLParser):
@@ -186,91 +159,112 @@ def parse(page: str) -> tuple[str, Words]:
     return " ".join(" ".join(parser.words).replace("\N{NO-BREAK SPACE}", " ").split()), parser
 
 
-def test_a_complete_run_says_everything(tmp_path: Path) -> None:
-    page = write(tmp_path, facts(), complete(), history(), history(lift=0.01))
+def test_a_complete_run_says_everything(tiny_run: Path, tmp_path: Path) -> None:
+    page = write(tiny_run, tmp_path / "run", complete(), warnings=["3 rows have an empty text"], cut={"train": 31})
     text, _ = parse(page)
     assert page.count("<svg") == 4
     for words in (
-        "A Transformer of 4 layers with 8 heads each and 4,743,812 parameters",
-        "trained on 108,000 texts from news.csv to predict one of 4 classes",
-        "95 % interval 90.9 to 92.2 %",
-        "This model is not significantly different from the dense twin (-0.23 points, p = 0.35).",
-        "best after epoch 3 (90.0 %)",
-        "from 12.5 % of the heads (accuracy 86.6 %) to 100.0 % (91.8 %); left to itself the model runs 25.5 %",
-        "Layer 1 runs the most heads (59.0 %)",
-        "6,963 of 7,600 test texts were answered right",
-        "the most common mistake is “Business” taken for “Sci/Tech” (172 of them).",
-        "A text costs 26.1 M FLOPs instead of 34 M, 76.8 % of the dense twin",
-        "ceiling: if attention cost nothing 22.1 M 34 M 65.0 %",
+        "A Transformer of 2 layers with 4 heads each and",
+        "trained on 160 texts from",
+        "reviews.csv to predict one of 4 classes",
+        "test accuracy 91.7 % 95 % interval 89.5 to 93.5 %",
+        "attention heads run 26.6 %",
+        "This model is not significantly different from the dense twin (-16.67 points, p = 0.77).",
+        "The validation accuracy was best after epoch",
+        "from 12.5 % of the heads (accuracy 91.7 %) to 100.0 % (91.7 %); left to itself the model runs 26.6 %",
+        "Measured on the 760 rows of the test split. Choosing heads costs a little too",
+        "Layer 1 runs the most heads (62.5 %) and layer 3 the fewest (12.5 %);",
+        "by class the mean goes from 26.4 % (“World”) to 26.9 % (“Business”).",
+        "697 of 760 test texts were answered right",
+        "the most common mistake is “Business” taken for “Sci/Tech” (17 of them).",
+        "A text costs 6.1 M FLOPs instead of 10.3 M, 59.3 % of the dense twin",
+        "ceiling: if attention cost nothing 4.51 M 10.3 M 43.8 %",
         "The paper's own count (counted, not timed)",
-        "the paper's count 12 M 16 M 75.0 %",
+        "the paper's count 2.45 M",
         "Stocks fell after the match",
-        "schedule.warmup 200",
-        "12 rows were repeated and dropped",
-        "sha256:0123abcd",
-        "dense twin",
+        "match … (test.csv, line ",
+        "Short. And a partner. (line ",
+        "learning_rate",
+        "warning 3 rows have an empty text",
+        "train texts cut 31",
+        "fingerprint",
+        "commit",
     ):
         assert words in text
-    assert list(tmp_path.glob(".report*")) == []
+    assert list((tmp_path / "run").glob(".*")) == []
 
 
-def test_without_a_baseline_or_a_test_split(tmp_path: Path) -> None:
-    results = {"test": None, "validation": evaluation(split="validation"), "dials": [], "baseline": None}
-    text, _ = parse(write(tmp_path, facts() | {"status": "interrupted"}, results, []))
+def test_a_real_run_says_what_its_json_holds(tiny_run: Path) -> None:
+    files = (tiny_run / name for name in ("run.json", "evaluation.json"))
+    record, made = (json.loads(file.read_text(encoding="utf-8")) for file in files)
+    text, _ = parse((tiny_run / "report.html").read_text(encoding="utf-8"))
+    assert f"test accuracy {100 * made['test']['score']:.1f} %" in text
+    assert f"dense twin {100 * made['baseline']['test']['score']:.1f} %" in text
+    assert made["versus_baseline"]["verdict"] in text
+    assert record["data_fingerprint"] in text
+    for point in made["dials"]:
+        assert f"{point['dial']} {100 * point['k_over_h']:.1f} %" in text
+    twin, _ = parse((tiny_run / "baseline" / "report.html").read_text(encoding="utf-8"))
+    assert "evaluated at one budget only" in twin
+
+
+def test_without_a_baseline_or_a_test_split(tiny_run: Path, tmp_path: Path) -> None:
+    text, _ = parse(write(tiny_run, tmp_path / "run", results(single()) | {"test": None}))
     assert "There is no test split" in text
     assert "No dense twin was evaluated" in text
-    assert "not finished (interrupted, at 100 % of its plan)" in text
-    assert "No history was recorded" in text
+    assert "dense twin not trained so there is nothing to compare with" in text
     assert "evaluated at one budget only" in text
-    assert "validation accuracy" in text
+    assert "validation accuracy 91.7 %" in text
 
 
-def test_regression(tmp_path: Path) -> None:
-    mine = evaluation(REGRESSION)
-    results = {"test": mine, "validation": mine, "dials": dials(0.42), "baseline": {"test": mine}}
-    text, _ = parse(write(tmp_path, facts(REGRESSION, []), results, history()))
-    assert "mean squared error 0.310 (95 % interval 0.280 to 0.340)" in text
-    assert "R² 0.420 here, 0.420 there; no paired test was made" in text
+def test_a_curve_of_some_rows_says_so(tiny_run: Path, tmp_path: Path) -> None:
+    points = [point | {"rows": 500} for point in curve(single)]
+    text, _ = parse(write(tiny_run, tmp_path / "run", results(single(), dials=points)))
+    assert "Measured on a sample of 500 rows of the test split." in text
+
+
+def test_regression(tiny_run: Path, tmp_path: Path) -> None:
+    text, _ = parse(write(tiny_run, tmp_path / "run", results(regression(), regression())))
+    assert "test R² 0.884 mean squared error 0.250 (95 % interval 0.250 to 0.250)" in text
+    assert "R² 0.884 here, 0.884 there; no paired test was made" in text
     assert "This task has no classes to confuse" in text
     assert "to predict a number for each text" in text
+    assert "0.000 0.500 0.25" in text
     assert "Confusion matrix" not in text
 
 
-def test_multi_label(tmp_path: Path) -> None:
-    results = complete() | {"test": evaluation(MULTI)}
-    text, _ = parse(write(tmp_path, facts(MULTI), results, history()))
-    assert "all labels right 62.0 %" in text
-    assert "counting texts with all labels right" in text
+def test_multi_label(tiny_run: Path, tmp_path: Path) -> None:
+    text, _ = parse(write(tiny_run, tmp_path / "run", results(multi(), multi())))
+    assert "test micro F1 0.953 all labels right 82.2 % (95 % interval 73.1 to 88.8 %)" in text
+    assert "(counting texts with all labels right)." in text
     assert "World, Sports" in text
+    assert "any of 4 labels" in text
     assert "Class by class" in text
     assert "Confusion matrix" not in text
 
 
-def test_many_classes_show_the_worst_pairs(tmp_path: Path) -> None:
+def test_many_classes_show_the_worst_pairs(tiny_run: Path, tmp_path: Path) -> None:
     names = [f"intent {i}" for i in range(77)]
     confusion = [[30 if i == j else int((i * j) % 9 == 4) for j in range(77)] for i in range(77)]
-    mine = evaluation(names=names, confusion=confusion)
-    text, _ = parse(write(tmp_path, facts(names=names), {"test": mine}, history(1)))
+    text, _ = parse(write(tiny_run, tmp_path / "run", results(single(names, confusion))))
     assert "The most confused pairs" in text
     assert "Of 77 classes, the 30 largest." in text
     assert "Confusion matrix" not in text
 
 
-def test_hostile_text_stays_text(tmp_path: Path) -> None:
-    names = [EVIL, "$x_{", '"quoted" & more', "'"]
-    mine = evaluation(names=names)
-    mine["hardest"][0] |= {"text": EVIL, "file": EVIL}
-    made = facts(names=names) | {"name": EVIL, "warnings": [EVIL], "data": {"data": EVIL, EVIL: EVIL}, "columns": EVIL}
-    made["recipe"] = {EVIL: EVIL}
-    page = write(tmp_path, made, complete() | {"test": mine}, history())
-    text, parser = parse(page)
+def test_hostile_text_stays_text(tiny_run: Path, tmp_path: Path) -> None:
+    final = single([EVIL, "$x_{", '"quoted" & more', "'"])
+    final.hardest[0].update(text=EVIL, file=EVIL)
+    changes = {"name": EVIL, "warnings": [EVIL], "data": {"data": EVIL, EVIL: EVIL}, "columns": EVIL}
+    text, parser = parse(write(tiny_run, tmp_path / "a", results(final), recipe={EVIL: EVIL}, **changes))
     assert "script" not in parser.tags
     assert EVIL in text
-    assert "{{" not in write(tmp_path, made | {"name": "{{ 7 * 7 }}"}, complete(), []).replace("{{ 7 * 7 }}", "")
+    page = write(tiny_run, tmp_path / "b", complete(), name="{{ 7 * 7 }}")
+    assert "{{" not in page.replace("{{ 7 * 7 }}", "")
 
 
-def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
-    page = write(tmp_path, facts(), complete(), history(), history())
+def test_the_page_needs_nothing_but_itself(tiny_run: Path, tmp_path: Path) -> None:
+    page = write(tiny_run, tmp_path / "run", complete())
     bare = re.sub(r'xmlns(:xlink)?="[^"]*"', "", page)
     assert "http://" not in bare
     assert "https://" not in bare
@@ -278,48 +272,65 @@ def test_the_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     assert re.findall(r"url\((?!#)|@import|<script|<iframe|<img", bare) == []
 
 
-def test_the_same_json_gives_the_same_bytes(tmp_path: Path) -> None:
-    here = write(tmp_path / "a", facts(), complete(), history(), history())
-    write(tmp_path / "b", facts(), complete(), history(), history())
-    code = "import sys, pathlib; from budgetformer.report import write_report; write_report(pathlib.Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", code, str(tmp_path / "b")], check=True)
-    assert (tmp_path / "b" / "report.html").read_text(encoding="utf-8") == here
+def test_the_same_json_gives_the_same_bytes(tiny_run: Path, tmp_path: Path) -> None:
+    page, card = (tiny_run / "report.html").read_bytes(), (tiny_run / "README.md").read_bytes()
+    run = copy(tiny_run, tmp_path / "run")
+    code = (
+        "import sys, pathlib\nfrom budgetformer.report import write_report\n"
+        "from budgetformer.report.card import write_card\nrun = pathlib.Path(sys.argv[1])\n"
+        "write_report(run)\nwrite_card(run)"
+    )
+    subprocess.run([sys.executable, "-c", code, str(run)], check=True)
+    assert (run / "report.html").read_bytes() == page
+    assert (run / "README.md").read_bytes() == card
 
 
-def blanked(tree: Any) -> Any:
-    """The same JSON with every number unknown."""
-    if isinstance(tree, dict):
-        return {k: blanked(v) for k, v in tree.items()}
-    if isinstance(tree, list):
-        return [blanked(v) for v in tree]
-    return tree if isinstance(tree, str) else None
-
-
-def test_missing_numbers_and_missing_parts_leave_a_page(tmp_path: Path) -> None:
-    results = complete()
-    results["test"]["quality"]["confusion"] = []
-    results = blanked(results)
-    parse(write(tmp_path, blanked(facts()), results, blanked(history())))
-    text, _ = parse(write(tmp_path, {}, {}, []))
-    assert "The model has not been evaluated yet." in text
-    mine = evaluation() | {"score": float("nan")}
-    mine["quality"]["accuracy"]["high"] = float("inf")
-    text, _ = parse(write(tmp_path, facts(), {"test": mine}, []))
-    assert "nan" not in text
-    assert "inf " not in text
+def test_an_interval_without_end_is_not_shown(tiny_run: Path, tmp_path: Path) -> None:
+    text, _ = parse(write(tiny_run, tmp_path / "run", results(regression(1))))
+    assert "no interval computed" in text
+    assert re.findall(r"\b(inf|nan)\b", text) == []
 
 
 @pytest.mark.parametrize("name", ["run.json", "history.jsonl", "evaluation.json"])
 @pytest.mark.parametrize("content", [None, "{", "[1]"])
-def test_a_missing_or_broken_file_is_named(tmp_path: Path, name: str, content: str | None) -> None:
-    write(tmp_path, facts(), complete(), history(1))
-    old = (tmp_path / "report.html").read_bytes()
-    (tmp_path / name).unlink()
+def test_a_missing_or_broken_file_is_named(tiny_run: Path, tmp_path: Path, name: str, content: str | None) -> None:
+    run = copy(tiny_run, tmp_path / "run")
+    old = (run / "report.html").read_bytes()
+    (run / name).unlink()
     if content is not None:
-        (tmp_path / name).write_text(content, encoding="utf-8")
-    with pytest.raises(ModelError, match=re.escape(str(tmp_path / name)) + r".*: (a report needs|restore)"):
-        write_report(tmp_path)
-    assert (tmp_path / "report.html").read_bytes() == old
+        (run / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ModelError, match=re.escape(str(run / name)) + r".*: restore it or train again"):
+        write_report(run)
+    assert (run / "report.html").read_bytes() == old
+
+
+@pytest.mark.parametrize(
+    ("file", "keys"),
+    [("evaluation.json", ("test", "score")), ("evaluation.json", ("test", "cost", "flops_ratio")),
+     ("evaluation.json", ("dials",)), ("run.json", ("model", "parameters")), ("run.json", ("training",))],
+)  # fmt: skip
+@pytest.mark.parametrize("make", [write_report, write_card])
+def test_a_missing_key_is_named(tiny_run: Path, tmp_path: Path, file: str, keys: tuple[str, ...], make: Any) -> None:
+    run = copy(tiny_run, tmp_path / "run")
+    content = json.loads((run / file).read_text(encoding="utf-8"))
+    place = content
+    for key in keys[:-1]:
+        place = place[key]
+    del place[keys[-1]]
+    (run / file).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match=re.escape(f"{run / file} has no key {keys[-1]!r}: restore it")):
+        make(run)
+
+
+def test_the_card_survives_any_label(tiny_run: Path, tmp_path: Path) -> None:
+    names = ["plain", "a|b", "tick ` tock", "``", "two\nlines", "<b>"]
+    confusion = [[5 * (i == j) for j in range(6)] for i in range(6)]
+    made = results(single(names, confusion))
+    run = make_run(tiny_run, tmp_path / "run", made, name="my_run *1*", warnings=["a | b\n# c"])
+    card = write_card(run).read_text(encoding="utf-8")
+    assert "Labels: `plain`, `a|b`, `` tick ` tock ``, ``` `` ```, `two lines`, `<b>`.\n" in card
+    assert "# my_run \\*1\\*\n" in card
+    assert "\n- a \\| b # c\n" in card
 
 
 def test_importing_the_room_loads_no_plotting() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -33,17 +33,6 @@ class Curve:
     colour: str
     style: str = "-"
     marker: str = "o"
-
-
-@dataclass(frozen=True)
-class Mark:
-    """One point of the dial figure with its interval."""
-
-    kind: str  # fixed, max, mean or learned
-    x: float
-    y: float
-    low: float
-    high: float
 
 
 @contextmanager
@@ -109,33 +98,34 @@ def curves(name: str, title: str, xlabel: str, ylabel: str, lines: Sequence[Curv
     return svg[0]
 
 
-def dial_curve(marks: Sequence[Mark], learned: Mark | None, dense: float | None, ylabel: str, *, percent: bool) -> str:
-    """Score against executed heads: one line a kind of dial, the learned point as a star, the dense twin dashed."""
-    words = {
-        "fixed": ("same share for every text", BLUE, "o-"), "max": ("learned, with a cap", GREEN, "s-"),
-        "mean": ("each text its own share", GREEN, "s-"),
-    }  # fmt: skip
-    with _axes(
-        "dials", "Score against the share of heads that ran", "share of heads run (k/H)", ylabel, (5.2, 3.5)
-    ) as (axes, svg):
+_DIALS = {  # by the kind of dial: what it does, colour, style and size of its points
+    "fixed": ("same share for every text", BLUE, "o-", 5), "max": ("learned, with a cap", GREEN, "s-", 5),
+    "mean": ("each text its own share", GREEN, "s-", 5), "learned": ("learned budget", ORANGE, "*", 14),
+}  # fmt: skip
+
+
+def dial_curve(points: Sequence[Mapping[str, Any]], dense: float | None, ylabel: str, *, percent: bool) -> str:
+    """Score against executed heads: a line per kind of dial, the learned point as a star, the dense twin dashed.
+
+    A point has `dial`, `k_over_h`, `score`, and the interval `low` to `high` or None for both.
+    """
+    kinds: dict[str, list[Mapping[str, Any]]] = {}
+    for point in sorted(points, key=lambda point: point["k_over_h"]):
+        kinds.setdefault(point["dial"].split(":")[0].replace("full", "fixed"), []).append(point)
+    title = "Score against the share of heads that ran"
+    with _axes("dials", title, "share of heads run (k/H)", ylabel, (5.2, 3.5)) as (axes, svg):
         if dense is not None:
             axes.axhline(dense, color=GREY, linestyle="--", linewidth=1.4, label="dense twin")
-        for kind in sorted({m.kind for m in marks}):
-            mine = sorted((m for m in marks if m.kind == kind), key=lambda m: m.x)
-            label, colour, style = words.get(kind, ("another dial", GREY, "D"))
-            _error_bars(axes, mine, label, colour, style, 5)
-        if learned:
-            _error_bars(axes, [learned], "learned budget", ORANGE, "*", 14)
+        for kind in sorted(kinds, key=lambda kind: (kind == "learned", kind)):
+            label, colour, style, size = _DIALS.get(kind, ("another dial", GREY, "D", 5))
+            x, y = ([point[key] for point in kinds[kind]] for key in ("k_over_h", "score"))
+            spans = [(p["low"], p["high"]) if p["low"] is not None else (p["score"],) * 2 for p in kinds[kind]]
+            error = [[max(0.0, b - low) for b, (low, _) in zip(y, spans, strict=True)],
+                     [max(0.0, high - b) for b, (_, high) in zip(y, spans, strict=True)]]  # fmt: skip
+            axes.errorbar(x, y, yerr=error, fmt=style, color=colour, label=label, markersize=size, linewidth=1.6,
+                          elinewidth=1, capsize=2)  # fmt: skip
         axes.set_xlim(left=0)
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1))
     return svg[0]
-
-
-def _error_bars(axes: Axes, marks: Sequence[Mark], label: str, colour: str, style: str, size: float) -> None:
-    ys = [m.y for m in marks]
-    below = [max(0.0, m.y - m.low) for m in marks]
-    above = [max(0.0, m.high - m.y) for m in marks]
-    axes.errorbar([m.x for m in marks], ys, yerr=[below, above], fmt=style, color=colour, label=label,
-                  markersize=size, linewidth=1.6, elinewidth=1, capsize=2)  # fmt: skip

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from budgetformer.report import cost as spending
-from budgetformer.report import results
+from budgetformer.report import sections
 from budgetformer.report.kit import environment
-from budgetformer.report.numbers import format_count, format_percent, format_value
+from budgetformer.report.numbers import METRIC_NAMES, format_count, format_interval, format_percent, format_score
 from budgetformer.report.run import Run
 
 _TASKS = {
@@ -17,61 +14,29 @@ _TASKS = {
 }
 
 
-def render(
-    facts: dict[str, Any],
-    history: list[dict[str, Any]],
-    evaluation: dict[str, Any],
-    baseline_history: list[dict[str, Any]],
-) -> str:
+def render(run: Run) -> str:
     """The whole page as HTML."""
-    run = Run(facts, history, evaluation, baseline_history)
-    return (
-        environment()
-        .get_template("page.html")
-        .render(
-            name=str(facts.get("name") or "run"),
-            version=format_value(facts.get("budgetformer")),
-            trained=_trained(facts),
-            notices=_notices(run),
-            headline=spending.headline(run),
-            verdict=spending.verdict(run),
-            sections=[
-                results.training(run),
-                results.dials(run),
-                spending.heads(run),
-                results.mistakes(run),
-                spending.cost(run),
-                results.hardest(run),
-                spending.provenance(run),
-            ],
-        )
+    html = environment()
+    html.filters |= {"percent": format_percent, "thousands": format_count, "score": run.format_score}
+    made = (sections.training, sections.dials, sections.heads, sections.mistakes, sections.flops, sections.hardest)
+    return html.get_template("page.html").render(
+        run=run,
+        record=run.record,
+        final=run.final,
+        twin=run.twin,
+        task=_TASKS[run.record["task"]].format(n=len(run.record["labels"])),
+        certainty=_certainty(run),
+        sections=[make(run) for make in (*made, sections.provenance)],
     )
 
 
-def _trained(facts: dict[str, Any]) -> str:
-    """What was trained on what."""
-    model, data = facts.get("model") or {}, facts.get("data")
-    source = data.get("data") if isinstance(data, dict) else data
-    rows = (facts.get("splits") or {}).get("train")
-    task = _TASKS.get(str(facts.get("task")), "{n} outputs").format(n=len(facts.get("labels") or []))
-    return (
-        f"A Transformer of {format_value(model.get('layers'))} layers with {format_value(model.get('heads'))} "
-        f"heads each and {format_count(model.get('parameters'))} parameters, trained on {format_count(rows)} texts "
-        f"from {format_value(source)} to predict {task}."
-    )
-
-
-def _notices(run: Run) -> list[str]:
-    """What a reader must know before trusting the figures."""
-    notices = []
-    if run.facts.get("status") not in (None, "done"):
-        progress = format_percent((run.facts.get("training") or {}).get("progress"), 0)
-        notices.append(f"This run is not finished ({run.facts['status']}, at {progress} of its plan).")
-    if not run.main:
-        notices.append("The model has not been evaluated yet.")
-    elif not run.evaluation.get("test"):
-        notices.append(
-            "There is no test split: the figures come from the validation split, on which the best epoch was chosen, "
-            "and so are a little too good."
-        )
-    return notices
+def _certainty(run: Run) -> str:
+    """The score's interval, or that of a metric of the same task that has one."""
+    metric = {"micro_f1": "exact_match", "r2": "mse"}.get(run.final.metric, run.final.metric)
+    figure = run.final.quality[metric]
+    span = format_interval(figure["low"], figure["high"], metric)
+    if not span:
+        return "no interval computed"
+    if metric == run.final.metric:
+        return f"95\N{NO-BREAK SPACE}% interval {span}"
+    return f"{METRIC_NAMES[metric]} {format_score(figure['value'], metric)} (95\N{NO-BREAK SPACE}% interval {span})"

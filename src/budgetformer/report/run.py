@@ -1,74 +1,54 @@
-"""The run as the sections see it."""
+"""A finished run as its report and card see it."""
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from pathlib import Path
 
-from budgetformer.report.numbers import METRIC_NAMES
+from budgetformer.evaluate import Evaluation
+from budgetformer.report.numbers import METRIC_NAMES, format_score
+from budgetformer.runs.files import JsonObject, read_json, read_json_lines
 
-_LONG = 600  # characters of one text that are shown
-
-
-def dig(tree: Any, *keys: str) -> Any:
-    """The value under nested keys, or None as soon as one is missing."""
-    for key in keys:
-        if not isinstance(tree, dict):
-            return None
-        tree = tree.get(key)
-    return tree
-
-
-def number(value: Any) -> float | None:
-    """A finite number, or None."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        return None
-    return float(value)
-
-
-def numbers(values: Any) -> list[float | None]:
-    return [number(v) for v in values] if isinstance(values, list) else []
-
-
-def clipped(text: Any) -> str:
-    words = "" if text is None else str(text)
-    return words if len(words) <= _LONG else words[:_LONG].rstrip() + " …"
+_REMEDY = "restore it or train again"
 
 
 @dataclass(frozen=True)
 class Run:
-    """The JSON of one run; any part of it may be missing."""
+    """run.json, history.jsonl and evaluation.json of a run, with its dense twin's where one was trained."""
 
-    facts: dict[str, Any]
-    history: list[dict[str, Any]]
-    evaluation: dict[str, Any]
-    baseline_history: list[dict[str, Any]]
+    record: JsonObject
+    final: Evaluation  # of the test split, or of validation where there is none
+    dials: list[JsonObject]
+    twin: Evaluation | None
+    verdict: str | None  # of the paired test against the twin
+    history: list[JsonObject]
+    twin_history: list[JsonObject]
+
+    @classmethod
+    def read(cls, folder: Path) -> Run:
+        """Read what training wrote; a missing or damaged file or key is named."""
+        results = read_json(folder / "evaluation.json", _REMEDY)
+        split = "test" if results["test"] else "validation"
+        baseline, versus = results["baseline"], results["versus_baseline"]
+        twin_history = folder / "baseline" / "history.jsonl"
+        return cls(
+            record=read_json(folder / "run.json", _REMEDY),
+            final=_evaluation(results[split]),
+            dials=results["dials"],
+            twin=_evaluation(baseline[split]) if baseline else None,
+            verdict=versus["verdict"] if versus else None,
+            history=read_json_lines(folder / "history.jsonl", _REMEDY),
+            twin_history=read_json_lines(twin_history, _REMEDY) if twin_history.exists() else [],
+        )
 
     @property
-    def main(self) -> dict[str, Any]:
-        """The evaluation to speak about: test, or else validation."""
-        return dig(self.evaluation, "test") or dig(self.evaluation, "validation") or {}
+    def metric_name(self) -> str:
+        return METRIC_NAMES[self.final.metric]
 
-    @property
-    def split(self) -> str:
-        return str(self.main.get("split") or "test")
+    def format_score(self, value: float) -> str:
+        """A score in the unit of the run's metric."""
+        return format_score(value, self.final.metric)
 
-    @property
-    def twin(self) -> dict[str, Any]:
-        """The dense twin's evaluation on the same split."""
-        which = "test" if dig(self.evaluation, "test") else "validation"
-        return dig(self.evaluation, "baseline", which) or {}
 
-    @property
-    def metric(self) -> str:
-        return str(self.main.get("metric") or "score")
-
-    @property
-    def metric_word(self) -> str:
-        return METRIC_NAMES.get(self.metric, self.metric)
-
-    def bounds(self) -> tuple[float | None, float | None]:
-        """The 95 % interval of the score, where one is known."""
-        quality = dig(self.main, "quality", self.metric)
-        return number(dig(quality, "low")), number(dig(quality, "high"))
+def _evaluation(item: JsonObject) -> Evaluation:
+    return Evaluation(**{field.name: item[field.name] for field in fields(Evaluation)})

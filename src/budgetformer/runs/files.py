@@ -32,14 +32,45 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, indent=2, ensure_ascii=False) + "\n")
 
 
-def read_json(path: Path, remedy: str) -> Any:
-    """Read JSON that this program wrote; a damaged or missing file is named."""
+class JsonObject(dict[str, Any]):
+    """An object in a JSON file that this program wrote; a missing key is an error that names the file."""
+
+    def __init__(self, items: Any = (), file: str = "", remedy: str = "") -> None:
+        super().__init__(items)
+        self._file, self._remedy = file, remedy
+
+    def __missing__(self, key: str) -> Any:
+        raise ModelError(f"{self._file} has no key {key!r}: {self._remedy}")
+
+
+def read_json(path: Path, remedy: str) -> JsonObject:
+    """Read a JSON object that this program wrote; a damaged or missing file or key is named."""
+    return _parse(_read(path, remedy), str(path), remedy)
+
+
+def read_json_lines(path: Path, remedy: str) -> list[JsonObject]:
+    """Read a file with a JSON object on each line, as `read_json` does."""
+    lines = enumerate(_read(path, remedy).split("\n"), 1)
+    return [_parse(line, f"{path} line {number}", remedy) for number, line in lines if line.strip()]
+
+
+def _read(path: Path, remedy: str) -> str:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist: {remedy}") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{path} cannot be read ({error}): {remedy}") from None
+
+
+def _parse(text: str, file: str, remedy: str) -> JsonObject:
+    try:
+        value = json.loads(text, object_hook=lambda items: JsonObject(items, file, remedy))
+    except json.JSONDecodeError as error:
+        raise ModelError(f"{file} cannot be read ({error}): {remedy}") from None
+    if not isinstance(value, JsonObject):
+        raise ModelError(f"{file} holds {type(value).__name__}, not a JSON object: {remedy}")
+    return value
 
 
 @contextmanager

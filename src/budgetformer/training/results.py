@@ -15,8 +15,8 @@ from budgetformer.engine.torch import TorchEngine
 from budgetformer.evaluate import Evaluation, is_correct, mcnemar, summarize, with_texts
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_report
+from budgetformer.report.card import write_card
 from budgetformer.runs.files import read_json, write_json
-from budgetformer.training.card import write_card
 from budgetformer.training.prepare import Prepared
 
 DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "max:0.5", "full")
@@ -41,7 +41,7 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
         table = prepared.splits[final]
         sample = table.select(sample_rows(len(table), _CURVE_ROWS))
         for dial in ("learned", *(RANKED_DIALS if model.config.allocator in ("ranked", "order") else DIALS)):
-            curve.append(_point(summarize(score(engine, sample, dial), model.config, split=final, dial=dial)))
+            curve.append(dial_point(summarize(score(engine, sample, dial), model.config, split=final, dial=dial)))
     write_json(
         folder / "evaluation.json",
         {
@@ -55,7 +55,7 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     return outcomes[final]
 
 
-def _point(evaluation: Evaluation) -> dict[str, Any]:
+def dial_point(evaluation: Evaluation) -> dict[str, Any]:
     """One position of the dial, for the curve of score against cost."""
     low, high = evaluation.interval
     return {
@@ -76,13 +76,13 @@ def publish(prepared: Prepared, folder: Path, ours: Scores | None, twin: Scores 
         a, b = is_correct(ours), is_correct(twin)
         result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
         write_json(folder / "evaluation.json", result)
-        _describe(folder / "baseline", baseline)
-    _describe(folder, result)
+        _describe(folder / "baseline")
+    _describe(folder)
     return result
 
 
-def _describe(folder: Path, result: dict[str, Any]) -> None:
-    write_card(folder, read_json(folder / "run.json", "resume the run"), result)
+def _describe(folder: Path) -> None:
+    write_card(folder)
     write_report(folder)
 
 
