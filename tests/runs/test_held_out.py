@@ -1,0 +1,111 @@
+"""Which rows a run is evaluated on: data is known by what it holds, not by its name."""
+
+from __future__ import annotations
+
+import csv
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.processes import command
+from tests.training.toy import write_reviews
+
+from budgetformer import Run
+from budgetformer.data import DataSource
+from budgetformer.errors import DataError, ModelError
+
+
+def hashes(run: Run, data: object) -> set[int]:
+    rows = run.held_out(data)  # type: ignore[arg-type]
+    return set(rows.data.splits[rows.split].hashes.tolist())
+
+
+def kept_back(run: Run) -> set[int]:
+    rows = run.held_out()
+    assert rows.split == "test"
+    return set(rows.data.splits["test"].hashes.tolist())
+
+
+def test_the_runs_own_file_is_known_by_its_content(
+    tiny_run: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Run.open(tiny_run)
+    expected = kept_back(run)
+    assert len(expected) == 20
+    monkeypatch.chdir(reviews.parent)
+    copy = shutil.copy(reviews, tmp_path / "another-name.csv")
+    for name in (reviews.name, f"./{reviews.name}", str(reviews), str(copy)):
+        assert hashes(run, name) == hashes(run, DataSource(name)) == expected
+    own = run.held_out(str(copy), prefer="validation")
+    assert own.split == "validation"
+    assert not set(own.data.splits["validation"].hashes.tolist()) & expected
+
+
+def test_of_a_training_file_that_grew_the_new_rows_are_left(tiny_run: Path, reviews: Path, tmp_path: Path) -> None:
+    run = Run.open(tiny_run)
+    grown = tmp_path / "grown.csv"
+    with reviews.open(encoding="utf-8", newline="") as old, grown.open("w", encoding="utf-8", newline="") as new:
+        rows = list(csv.reader(old))
+        csv.writer(new).writerows([*rows, *([f"{row[0]} {n}", row[1]] for n, row in enumerate(rows[1:11]))])
+    held_out = run.held_out(str(grown))
+    seen, total = run.record["splits"]["train"], len(rows) + 9
+    assert any(f"{seen} of {total} rows were seen in training and are left out" in note for note in held_out.notes)
+    assert held_out.data.splits[held_out.split].rows == total - seen
+    train = run.held_out(str(grown), split="train")  # asked for by name, they are given
+    assert train.data.splits["train"].rows == total
+    assert any(note == f"{seen} of {total} rows were seen in training" for note in train.notes)
+
+
+def test_other_data_is_taken_as_it_is_and_what_was_seen_is_said(tiny_run: Path, reviews: Path, tmp_path: Path) -> None:
+    run = Run.open(tiny_run)
+    other = write_reviews(tmp_path / "other.csv", rows=40, seed=5)
+    few = tmp_path / "few.csv"
+    few.write_text("".join(reviews.read_text(encoding="utf-8").splitlines(keepends=True)[:21]), encoding="utf-8")
+    rows = run.held_out(str(few))
+    assert rows.data.splits[rows.split].rows == 20
+    assert any("of 20 rows were seen in training" in note for note in rows.notes)
+    assert run.held_out(str(other)).data.splits["test"].rows == 40
+
+
+def test_rows_that_were_all_trained_on_are_refused(tiny_run: Path, tmp_path: Path, reviews: Path) -> None:
+    run = Run.open(tiny_run)
+    train = run.held_out().data.splits["train"]
+    only = tmp_path / "train.csv"
+    with only.open("w", encoding="utf-8", newline="") as file:
+        names = reviews.read_text(encoding="utf-8").splitlines()[0].split(",")
+        csv.writer(file).writerows([names, *([e.text, e.label] for e in train.examples())])
+    with pytest.raises(DataError, match="were seen in training: give others"):
+        run.held_out(str(only))
+
+
+def test_eval_says_what_it_left_out_and_heeds_the_limit(
+    tiny_run: Path, reviews: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("eval", tiny_run, reviews, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["evaluations"][0]["rows"] == 20
+    assert command("eval", tiny_run, reviews, "--limit", "8", "--json") == 0
+    result = json.loads(capsys.readouterr().out)["evaluations"][0]
+    assert result["rows"] == 8
+    assert all(row["text"] for row in result["hardest"])
+
+
+def test_a_sample_comes_from_all_over_a_file_that_is_sorted_by_class(tiny_run: Path, tmp_path: Path) -> None:
+    run, made = Run.open(tiny_run), write_reviews(tmp_path / "made.csv", rows=60, seed=7)
+    header, *lines = made.read_text(encoding="utf-8").splitlines(keepends=True)
+    made.write_text(header + "".join(sorted(lines, key=lambda line: line.strip().rsplit(",", 1)[1])), encoding="utf-8")
+    rows = run.held_out(str(made)).sample(10)
+    labels = [example.label for example in rows.data.splits[rows.split].examples()]
+    assert len(labels) == 10
+    assert set(labels) == set(run.labels)
+
+
+@pytest.mark.parametrize("version", [None, 99])
+def test_a_run_of_another_format_is_refused(version: int | None, tiny_run: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    shutil.copytree(tiny_run, folder, ignore=shutil.ignore_patterns("checkpoints", "baseline"))
+    record = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    record["format_version"] = version
+    (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
+    with pytest.raises(ModelError, match=r"reads version 1: train the run again"):
+        Run.open(folder)
