@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from budgetformer.cli import app
 from budgetformer.cost.paper import parameters
 from budgetformer.errors import BudgetFormerError, DataError, UsageError
+from budgetformer.paper.cell import make_tokenizer
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.controls import same_flops, same_heads
 from budgetformer.paper.difficulty import annotators_agreement, gradings
@@ -240,3 +241,15 @@ def test_an_empty_grade_of_difficulty_has_an_empty_box(data: str, tmp_path: Path
     assert groups[1]["q"] is None
     assert len(groups[0]["q"]) == 5
     assert (plan.folder / "figures" / "complexity-complexity.svg").stat().st_size > 0
+
+
+def test_the_smoke_scale_has_a_vocabulary_for_real_alphabets(tmp_path: Path) -> None:
+    data = make_data(tmp_path / "data")
+    file = data / "dbpedia_14" / "train.jsonl"
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    letters = [chr(0xE0 + n) for n in range(125)]  # in 200 of its rows the data set has 251 pieces of one character
+    rows[0]["text"] += " " + " ".join(f"{a}{b}" for a, b in zip(letters, reversed(letters), strict=True))
+    file.write_text("\n".join(map(json.dumps, rows)) + "\n")
+    plan = smoke_plan(tmp_path / "out", str(data), "dbpedia_14")
+    make_tokenizer(plan, "dbpedia_14")
+    assert (plan.tokenizer("dbpedia_14") / "tokenizer.json").exists()

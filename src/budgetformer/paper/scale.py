@@ -105,7 +105,7 @@ SCALES = {
             "hidden_size": 8, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4,
             "max_position_embeddings": 16, "attention_dropout": 0.0,
         },
-        recipe={"batch_size": 32, "learning_rate": 3e-3, "vocab_size": 200},
+        recipe={"batch_size": 32, "learning_rate": 3e-3, "vocab_size": 1000},
         model_scale={"hidden_size": 8},
         shapes={"2L-2H": (2, 2), "2L-4H": (2, 4)},
         retrained=("snli",),
