@@ -16,8 +16,8 @@ from budgetformer.errors import BudgetFormerError, DataError, UsageError
 from budgetformer.paper.cell import make_tokenizer
 from budgetformer.paper.cells import Cell, Plan
 from budgetformer.paper.controls import same_flops, same_heads
-from budgetformer.paper.difficulty import annotators_agreement, gradings
 from budgetformer.paper.dry_run import config_of, load_of
+from budgetformer.paper.figures import annotators_agreement, gradings
 from budgetformer.paper.grid import GridError
 from budgetformer.paper.reproduce import EXPERIMENTS, make_plan, run
 from budgetformer.paper.schema import IDS
@@ -70,8 +70,8 @@ def test_the_tables_say_what_the_cells_did(done: Path, data: str) -> None:
     assert row["k"]["mean"] == pytest.approx(float(rows["heads"].mean()) / 4)
     assert rows["lines"].tolist() == list(range(1, 61))
     heat = result_of(done, "heatmaps")["figures"][0]["panels"][0]
-    mine = rows["budget"][rows["labels"] == heat["columns"].index("neutral")]
-    assert heat["values"][1][heat["columns"].index("neutral")] == pytest.approx(float(mine[:, 1].mean()))
+    neutral = rows["budget"][rows["labels"] == heat["columns"].index("neutral")]
+    assert heat["values"][1][heat["columns"].index("neutral")] == pytest.approx(float(neutral[:, 1].mean()))
     maps = result_of(done, "attention-maps")["figures"][0]["panels"]
     assert len(maps) == 2 * 4
     assert np.allclose(np.sum(maps[0]["values"], axis=1), 1, atol=0.01)
