@@ -61,7 +61,7 @@ class HeldOut(NamedTuple):
         if limit is None or limit >= split.rows:
             return self
         rows = sample_rows(split.rows, limit)
-        few = replace(split, index=split.index[rows], hashes=split.hashes[rows])
+        few = split.select(rows)
         return self._replace(data=replace(self.data, splits={self.split: few}))
 
 
@@ -236,7 +236,7 @@ class Run:
         if drop and overlap(np.unique(trained), np.sort(split.hashes)).mean() >= _TRAINED_ON:
             if seen.all():
                 raise DataError(f"{data.source.data}: all of its {len(seen)} rows were seen in training: give others")
-            new = replace(split, index=split.index[~seen], hashes=split.hashes[~seen])
+            new = split.select(~seen)
             data, note = replace(data, splits={name: new}), f"{note} and are left out"
         return HeldOut(data, name, [*data.warnings, note])
 
