@@ -18,8 +18,8 @@ from budgetformer.training.prepare import Prepared
 from budgetformer.training.recipe import Recipe
 
 # What an attempt may leave that fails before training begins. Only beside a run.json of such an attempt is it ours.
-_LEFTOVERS = {"run.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", ".tokenizer",
-              "..tokenizer.tmp", ".run.json.tmp"}  # fmt: skip
+_LEFTOVERS = {"run.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", ".staged",
+              "..staged.tmp", ".run.json.tmp"}  # fmt: skip
 _PREPARING = "preparing"
 
 
