@@ -12,7 +12,7 @@ from budgetformer.errors import UsageError
 
 
 def test_it_trains_what_the_command_line_trains(tiny_run: Path, reviews: Path, tmp_path: Path) -> None:
-    budgetformer.train(
+    run = budgetformer.train(
         reviews,
         output=tmp_path / "run",
         preset="tiny",
@@ -22,8 +22,9 @@ def test_it_trains_what_the_command_line_trains(tiny_run: Path, reviews: Path, t
         max_length=32,
         quiet=True,
     )
-    a, b = (load_file(folder / "model.safetensors") for folder in (tiny_run, tmp_path / "run"))
+    a, b = (load_file(folder / "model.safetensors") for folder in (tiny_run, run.folder))
     assert [name for name in a if not a[name].equal(b[name])] == []
+    assert run.predict(["a superb story of town", "the dull film of people"]).labels == ["pos", "neg"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from typing import Any
 
 from budgetformer.data import DataSource
 from budgetformer.errors import UsageError
+from budgetformer.runs.run import Run
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train as train_run
 
@@ -28,8 +29,8 @@ def train(
     resume: bool = False,
     quiet: bool = False,
     **options: Any,
-) -> Path:
-    """Train a classifier on `data` into the directory `output`, as `budgetformer train` does; the directory.
+) -> Run:
+    """Train a classifier on `data` into the directory `output`, as `budgetformer train` does, and open it.
 
     `base` is a pretrained encoder, by directory or hub name, that gets head budgets; else a preset says what is trained
     from scratch. Options are those of DataSource, such as text="review", label="verdict", validation="held_out.csv",
@@ -43,4 +44,4 @@ def train(
     recipe = Recipe.make(preset, base=None if base is None else os.fspath(base))
     recipe = recipe.changed({k: v for k, v in options.items() if k in _RECIPE}, where="train")
     train_run(source, recipe, Path(output), with_baseline=with_baseline, resume=resume, quiet=quiet)
-    return Path(output)
+    return Run.open(Path(output))

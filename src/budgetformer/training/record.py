@@ -55,7 +55,7 @@ def claim(folder: Path, resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelError(f"{folder} cannot be made ({error.strerror}): give another directory with -o") from None
-    write_json(folder / "run.json", {"status": _PREPARING})
+    write_json(folder / "run.json", {"format_version": FORMAT_VERSION, "status": _PREPARING})
 
 
 def identity_of(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
