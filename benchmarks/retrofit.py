@@ -43,7 +43,7 @@ from budgetformer.models.sites import Budgets
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.ranking import make_cuts
 from budgetformer.paper.drawing import standalone
-from budgetformer.paper.probes import rows_of, some_rows
+from budgetformer.paper.probes import some_rows
 from budgetformer.paper.statistics import over_rows
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
@@ -125,7 +125,7 @@ class TestRows:
         data = replace(opened(options, dataset), labels=labels)
         whole = encode(data.splits["test"], data, self.tokenizer, LENGTH.get(dataset, 128))
         self.rows = some_rows(whole, options.test_rows)
-        self.all, self.encoded = len(whole), rows_of(whole, self.rows)
+        self.all, self.encoded = len(whole), whole.select(self.rows)
 
     def point(self, model: Any, dial: str, name: str | None = None) -> dict[str, Any]:
         """What the model scored and executed, and its differences from the dense models, row by row."""

@@ -132,6 +132,7 @@ def test_the_public_names_are_these() -> None:
         "__version__",
         "load",
         "retrofit",
+        "train",
     ]
     for name in budgetformer.__all__:
         assert getattr(budgetformer, name).__doc__

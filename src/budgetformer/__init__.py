@@ -22,6 +22,7 @@ _HOMES = {
     "Run": "budgetformer.runs.run",
     "load": "budgetformer.runs.run",
     "retrofit": "budgetformer.models",
+    "train": "budgetformer.training.api",
 }
 __all__ = [*_HOMES, "__version__"]
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from budgetformer.nn.allocation import Dial as Dial
     from budgetformer.runs.run import Run as Run
     from budgetformer.runs.run import load as load
+    from budgetformer.training.api import train as train
 
 
 def __getattr__(name: str) -> Any:

@@ -115,7 +115,7 @@ def evaluate(
 
 def with_texts(evaluation: Evaluation, split: Split) -> Evaluation:
     """The hardest rows with their texts."""
-    examples = split.examples([row["row"] for row in evaluation.hardest])
+    examples = split.select([row["row"] for row in evaluation.hardest]).examples()
     texts = [{"file": e.file, "text": e.text, "text_pair": e.text_pair} for e in examples]
     return replace(evaluation, hardest=[{**row, **text} for row, text in zip(evaluation.hardest, texts, strict=True)])
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
@@ -17,9 +16,9 @@ from tests.training.toy import write_reviews
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from budgetformer import calibrate as calibration
-from budgetformer.models import settle_order
+from budgetformer.data import DataSource, encode_split, open_data
+from budgetformer.engine.scores import score
 from budgetformer.runs.run import Run
-from budgetformer.training.loop import Fit
 
 FAST = list(TINY_BASE)
 
@@ -43,29 +42,27 @@ def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> No
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
-def test_the_dial_is_settled_on_the_model_that_is_kept(
-    keep: str, reviews: Path, base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    progress, scores = [], iter((0.9, 0.9, 0.8, 0.8))  # as learned and with all heads, in two epochs: the first is best
-    real, judged = settle_order, Fit._validate
-
-    def settle(model: Any, encoded: Any) -> None:
-        progress.append(model.config.training_progress)
-        real(model, encoded)
-
-    monkeypatch.setattr("budgetformer.training.run.settle_order", settle)
-    monkeypatch.setattr(Fit, "_validate", lambda self, dial: replace(judged(self, dial), score=next(scores)))
-    few = ["--epochs", "2", "--set", "dense_epochs=0", "--set", f"keep={keep}", "--max-length", "16", "--lr", "0.01"]
+def test_the_dial_is_settled_on_the_model_that_is_kept(keep: str, reviews: Path, base: Path, tmp_path: Path) -> None:
+    """mean:X executes X of all heads once the run is loaded, whichever epoch's weights it keeps."""
+    contrary = write_reviews(tmp_path / "v.csv", rows=40, seed=3)  # what is learnt makes it worse
+    swap = {",pos": ",neg", ",neg": ",pos"}
+    contrary.write_text(re.sub(",pos|,neg", lambda label: swap[label[0]], contrary.read_text()))
+    few = ["--epochs", "3", "--set", "dense_epochs=0", "--set", "model.distill_weight=0", "--max-length", "16"]
+    few += ["--lr", "0.003", "--batch-size", "16", "--set", f"keep={keep}", "--validation", contrary]
     assert command("train", reviews, "--base", base, "-o", tmp_path / "run", *few) == 0
     opened = Run.open(tmp_path / "run")
     model, record = opened.model, opened.record
-    kept = record["training"]["kept_epoch"]
-    assert kept == {"best": 1, "last": 2}[keep]
-    assert progress == [kept / 2]
-    assert model.config.training_progress == kept / 2
-    assert [heads for heads, _ in model.config.dial_shifts] == [2, 3, 4, 6, 8, 9, 10]
-    weights = load_file(tmp_path / "run" / "checkpoints" / "last" / "model.safetensors")
-    same = all(weights[name].equal(value) for name, value in model.state_dict().items() if "allocator" not in name)
+    kept, best = (record["training"][name] for name in ("kept_epoch", "best_epoch"))
+    assert best < 3
+    assert kept == (best if keep == "best" else 3)
+    assert model.config.training_progress == kept / 3
+    data = open_data(DataSource(str(reviews), validation=str(tmp_path / "v.csv")))
+    table = encode_split(data.splits["train"], data, opened.tokenizer, 16)
+    for share in (0.25, 0.5, 0.75):
+        heads = score(opened.engine(), table, f"mean:{share}").heads
+        assert heads.mean() / model.config.num_attention_heads == pytest.approx(share, abs=0.03)
+    last = load_file(tmp_path / "run" / "checkpoints" / "last" / "model.safetensors")
+    same = all(last[name].equal(value) for name, value in model.state_dict().items() if "allocator" not in name)
     assert same == (keep == "last")
 
 

@@ -143,7 +143,7 @@ def test_rows_without_labels_will_do(run: Path, tmp_path: Path, capsys: pytest.C
     [
         ({"data": {"data": "gone.csv"}}, "gone.csv: no such file"),
         ({"data": {"data": "-"}}, "they came from standard input"),
-        ({"data_fingerprint": "another"}, "reviews.csv has changed since"),
+        ({"data_digests": {"train": "another"}}, "reviews.csv has changed since"),
     ],
 )
 def test_without_the_runs_data_rows_are_made_up(
@@ -205,7 +205,7 @@ def test_a_missing_extra_is_named(
 
 
 def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"export\.json cannot be read .*`budgetformer export` wrote"):
+    with pytest.raises(ModelError, match=r"export\.json does not exist: .*`budgetformer export` wrote"):
         OnnxModel.load(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(exported, copy)
@@ -216,7 +216,7 @@ def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"export\.json has no 'labels'"):
         OnnxModel.load(copy)
     (copy / "export.json").write_text("{")
-    with pytest.raises(ModelError, match=r"export\.json is damaged"):
+    with pytest.raises(ModelError, match=r"export\.json cannot be read"):
         OnnxModel.load(copy)
 
 

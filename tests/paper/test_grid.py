@@ -78,10 +78,10 @@ def test_a_killed_grid_goes_on_to_the_same_result(
             run_grid(plan, cells)
     assert not plan.done(cells[0])
     assert run_grid(plan, cells) == []
-    mine, theirs = (Store(p).get(cells)[0] for p in (plan, uninterrupted))
-    for key, values in mine.rows.items():
-        np.testing.assert_array_equal(values, theirs.rows[key])
-    assert mine.probes == theirs.probes
+    resumed, straight = (Store(p).get(cells)[0] for p in (plan, uninterrupted))
+    for key, values in resumed.rows.items():
+        np.testing.assert_array_equal(values, straight.rows[key])
+    assert resumed.probes == straight.probes
     assert "1/1 cells: imdb-learned-s0 done" in capsys.readouterr().err
 
 

@@ -8,8 +8,10 @@ from budgetformer.data import TokenTable
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.paper.probes import GivenHeads, best_static, given, probe, some_rows
+from budgetformer.paper.probes import best_static, fixed_weights, hooked, probe, some_rows
 from tests.tables import make_table
+
+NOTHING = fixed_weights(torch.zeros(4))
 
 
 def make_model(**options: object) -> BudgetFormerForSequenceClassification:
@@ -28,8 +30,10 @@ def make_rows(rows: int = 30) -> TokenTable:
     return make_table(tokens, lengths.tolist(), rng.integers(0, 2, rows, dtype=np.int32))
 
 
-def test_given_heads_are_the_same_for_every_input() -> None:
-    allocation = GivenHeads(torch.tensor([0.0, 2.0, 0.0, 1.0]))(torch.randn(3, 5, 16), None, 1.0)
+def test_fixed_weights_are_the_same_for_every_input() -> None:
+    model = make_model()
+    with hooked(model, {1: fixed_weights(torch.tensor([0.0, 2.0, 0.0, 1.0]))}), torch.inference_mode():
+        allocation = model(torch.randint(5, 50, (3, 5))).allocations[1]
     assert allocation.active.tolist() == [[False, True, False, True]] * 3
     assert allocation.heads.tolist() == [2, 2, 2]
     assert allocation.budget.tolist() == [0.5, 0.5, 0.5]
@@ -41,7 +45,7 @@ def test_given_heads_are_the_same_for_every_input() -> None:
 def test_every_head_at_weight_one_is_the_dense_model() -> None:
     model, rows = make_model(allocator="all"), make_rows()
     before = score(TorchEngine(model), rows)
-    with given(model, {0: torch.ones(4), 1: torch.ones(4)}):
+    with hooked(model, dict.fromkeys((0, 1), fixed_weights(torch.ones(4)))):
         np.testing.assert_allclose(score(TorchEngine(model), rows).logits, before.logits, atol=1e-5)
 
 
@@ -50,20 +54,19 @@ def test_a_removed_layer_leaves_its_bias() -> None:
     attention = model.encoder.blocks[0].attention
     torch.nn.init.normal_(attention.out.bias)
     x = torch.randn(2, 5, 16)
-    with given(model, {0: torch.zeros(4)}), torch.inference_mode():
+    with hooked(model, {0: NOTHING}), torch.inference_mode():
         y, allocation = attention(x, None, 1.0)
     assert torch.allclose(y, attention.out.bias.expand_as(y))
     assert allocation.heads.tolist() == [0, 0]
 
 
-def test_the_models_own_allocators_come_back() -> None:
+def test_a_probed_model_is_left_as_it_was() -> None:
     model, rows = make_model(), make_rows()
-    before, own = score(TorchEngine(model), rows), [block.attention.allocator for block in model.encoder.blocks]
-    with given(model, {0: torch.zeros(4)}):
+    before = score(TorchEngine(model), rows)
+    with hooked(model, {0: NOTHING}):
         assert score(TorchEngine(model), rows).logits.tolist() != before.logits.tolist()
-    with pytest.raises(RuntimeError, match="on purpose"), given(model, {0: torch.zeros(4)}):
+    with pytest.raises(RuntimeError, match="on purpose"), hooked(model, {0: NOTHING}):
         raise RuntimeError("on purpose")
-    assert [block.attention.allocator for block in model.encoder.blocks] == own
     np.testing.assert_array_equal(score(TorchEngine(model), rows).logits, before.logits)
 
 
@@ -89,20 +92,20 @@ def test_rows_are_drawn_once_and_kept_whole() -> None:
     assert len(rows) == 7
     assert rows.tolist() == some_rows(encoded, 7).tolist() == sorted(rows)
     assert some_rows(encoded, None).tolist() == list(range(30))
-    few = encoded.select(rows)
+    sample = encoded.select(rows)
     for place, row in enumerate(rows):
-        mine = few.tokens[few.offsets[place] : few.offsets[place + 1]]
-        assert mine.tolist() == encoded.tokens[encoded.offsets[row] : encoded.offsets[row + 1]].tolist()
-    assert few.lines.tolist() == (rows + 1).tolist()
+        tokens = sample.tokens[sample.offsets[place] : sample.offsets[place + 1]]
+        assert tokens.tolist() == encoded.tokens[encoded.offsets[row] : encoded.offsets[row + 1]].tolist()
+    assert sample.lines.tolist() == (rows + 1).tolist()
 
 
 def test_probes_of_both_models() -> None:
     rows = make_rows()
     for model in (make_model(), make_model(allocator="all")):
         outcome = score(TorchEngine(model), rows)
-        found = probe(model, rows, rows, outcome, 20)
-        assert found["rows"] == 20
-        assert set(found["removed"]) == {"1", "2"}
-        assert found["removed_all"]["k_over_h"] == 0
-        assert ("override" in found) == (model.config.allocator == "learned")
+        probes = probe(model, rows, rows, outcome, 20)
+        assert probes["rows"] == 20
+        assert set(probes["removed"]) == {"1", "2"}
+        assert probes["removed_all"]["k_over_h"] == 0
+        assert ("override" in probes) == (model.config.allocator == "learned")
     assert probe(make_model(), rows, rows, outcome, None)["override"]["1"]["k_over_h"] == 1

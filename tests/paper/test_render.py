@@ -92,11 +92,11 @@ def boxes() -> dict[str, Any]:
     def groups(lift: float) -> list[dict[str, Any]]:
         q = [[0.05, 0.1, 0.14, 0.2, 0.31], [0.08, 0.14, 0.19, 0.25, 0.36], [0.1, 0.17, 0.24, 0.3, 0.44]]
         names = ("Simple", "Hard", "Very hard")
-        found: list[dict[str, Any]] = [
+        groups: list[dict[str, Any]] = [
             {"name": name, "n": 3210, "mean": five[2] + 0.02 + lift, "q": [v + lift for v in five]}
             for name, five in zip(names, q, strict=True)
         ]
-        return [*found, {"name": "Unknown", "n": 0, "mean": None, "q": None}]
+        return [*groups, {"name": "Unknown", "n": 0, "mean": None, "q": None}]
 
     panels = [{"title": f"layer {n + 1}", "groups": groups(0.05 * n)} for n in range(4)]
     return {"name": "budget", "kind": "boxes", "title": "Budget by complexity", "y_title": "budget s", "panels": panels}

@@ -71,9 +71,9 @@ def test_intervals() -> None:
 
 @given(st.lists(st.floats(0, 10), min_size=3, max_size=60))
 def test_thirds_are_thirds_and_ordered(values: list[float]) -> None:
-    found = np.array(values)
-    third = thirds(found)
+    array = np.array(values)
+    third = thirds(array)
     sizes = np.bincount(third, minlength=3)
     assert sizes.max() - sizes.min() <= 1
     for lower in (0, 1):
-        assert found[third == lower].max() <= found[third == lower + 1].min()
+        assert array[third == lower].max() <= array[third == lower + 1].min()

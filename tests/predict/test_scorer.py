@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgetformer.data.tokens import TextError
+from budgetformer.engine.answers import Columns, named
 from budgetformer.engine.scorer import Scorer
 from budgetformer.errors import UsageError
 from tests.predict.toy import WORDS, make_scorer, tokenizer
@@ -22,14 +23,14 @@ def alone(scorer: Scorer, text: str, pair: str | None = None, **cut: Any) -> Any
     """The model on one text, without any of the scorer's machinery."""
     made = tokenizer()(text, pair, return_tensors="pt", truncation=True, max_length=scorer.max_length)
     with torch.inference_mode():
-        return scorer.model(**made, budget=scorer.dial)
+        return scorer.engine.model(**made, budget=scorer.budget)
 
 
 @pytest.mark.parametrize("config", [{}, {"pool_padding": True}, {"allocator": "all"}, {"segment_embeddings": True}])
 @given(texts=TEXTS, batch_tokens=st.integers(1, 200))
 def test_neighbours_and_batch_size_do_not_matter(config: dict[str, Any], texts: list[str], batch_tokens: int) -> None:
     scorer = _scorers(tuple(config.items()))
-    scorer.batch_tokens = batch_tokens
+    scorer.engine.batch_tokens = batch_tokens
     pairs = texts[::-1] if "segment_embeddings" in config else None
     scores = scorer.score(texts, pairs)
     for row, text in enumerate(texts):
@@ -127,7 +128,7 @@ def test_windows_read_everything_and_average_by_tokens() -> None:
     assert windows == [[cls, *inner[:8], sep], [cls, *inner[6:14], sep], [cls, *inner[12:], sep]]
     scores = scorer.score([FITS, text, FITS])
     with torch.inference_mode():
-        parts = [scorer.model(torch.tensor([w])).logits.softmax(-1)[0].numpy() for w in windows]
+        parts = [scorer.engine.model(torch.tensor([w])).logits.softmax(-1)[0].numpy() for w in windows]
     mean = np.average(parts, axis=0, weights=[len(w) for w in windows])
     np.testing.assert_allclose(scores.probabilities[1], mean, atol=1e-6)
     np.testing.assert_allclose(scores.probabilities[0], scores.probabilities[2], atol=1e-6)
@@ -144,9 +145,18 @@ def test_windows_read_everything_and_average_by_tokens() -> None:
         ({}, [FITS], [], UsageError, "1 texts but 0 second texts"),
         ({}, [FITS, 5], None, TextError, "text 1: a int, not a string"),
         ({}, [FITS, "a\ud800"], None, TextError, "text 1: holds half a surrogate pair"),
-        ({"dial": "some"}, [], None, UsageError, "budget 'some' is not known"),
+        ({"budget": "some"}, [], None, UsageError, "budget 'some' is not known"),
     ],
 )
 def test_errors_name_the_text(options: Any, texts: Any, pairs: Any, error: Any, message: str) -> None:
     with pytest.raises(error, match=message):
         make_scorer(**options).score(texts, pairs)
+
+
+@pytest.mark.parametrize("long", ["cut", "head-tail", "windows"])
+def test_no_texts_have_no_answers(long: str) -> None:
+    scores = make_scorer(long=long).score([])
+    assert scores.probabilities.shape == (0, 3)
+    assert scores.head_share.shape == scores.tokens.shape == (0,)
+    assert list(Columns("single_label_classification", ["a", "b", "c"]).rows(scores)) == []
+    assert named(scores.probabilities, "single_label_classification", ["a", "b", "c"]) == []

@@ -333,6 +333,14 @@ def test_the_card_survives_any_label(tiny_run: Path, tmp_path: Path) -> None:
     assert "\n- a \\| b # c\n" in card
 
 
+def test_the_card_says_how_to_load_the_model(tiny_run: Path) -> None:
+    card = (tiny_run / "README.md").read_text(encoding="utf-8")
+    code = card.split("```python\n")[1].split("```")[0].replace("PATH/TO/THIS/DIRECTORY", str(tiny_run))
+    answers: Json = {}
+    exec(code.replace('classify("a text")', 'answer = classify("a text")'), answers)
+    assert set(answers["answer"][0]) == {"label", "score"}
+
+
 def test_importing_the_room_loads_no_plotting() -> None:
     code = "import sys, budgetformer.report; sys.exit('matplotlib' in sys.modules or 'jinja2' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource
@@ -95,19 +97,23 @@ def test_history_tells_what_happened(whole: tuple[Path, Any]) -> None:
     assert sum(steps[0]["parts"].values()) == pytest.approx(steps[0]["loss"], abs=1e-6)
 
 
+def at_step(run: Fit, number: int, act: Callable[[], None]) -> None:
+    """Have something happen in the middle of a run's n-th step from now."""
+    steps = itertools.count(1)
+
+    def count(model: torch.nn.Module, inputs: Any) -> None:
+        if model.training and next(steps) == number:
+            act()
+
+    run.model.register_forward_pre_hook(count)
+
+
 @pytest.mark.parametrize("at", [1, 7, 10, 13, 19])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     prepared: Prepared, whole: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, at: int
 ) -> None:
     first = fit(prepared, tmp_path)
-    step = first._step
-
-    def signalled(rows: Any) -> Any:
-        if first.state.step + 1 == at:
-            os.kill(os.getpid(), signal.SIGTERM)
-        return step(rows)
-
-    first._step = signalled  # type: ignore[method-assign]
+    at_step(first, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted):
         first.run()
     assert first.state.step == at
@@ -115,6 +121,29 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     second.run(resume=True)
     assert_same(weights(second), whole[1])
     assert untimed(tmp_path) == untimed(whole[0])
+
+
+@pytest.mark.parametrize("where", ["loss", "gradient"])
+def test_a_run_that_diverges_stops_at_once_and_keeps_what_was_good(
+    prepared: Prepared, whole: tuple[Path, Any], tmp_path: Path, where: str
+) -> None:
+    run = fit(prepared, tmp_path)
+
+    def spoil() -> None:
+        if where == "loss":
+            run.model.classifier.bias.data[0] = float("nan")
+        else:
+            run.model.classifier.weight.register_hook(lambda gradient: gradient * float("inf"))
+
+    at_step(run, 13, spoil)
+    with pytest.raises(
+        ModelError, match=r"diverged at step 13 of 20: the loss is .* learning rate of 0\.00.*lower --lr"
+    ):
+        run.run()
+    assert [p.name for p in run.checkpoints.found()] == ["step-00000010"]
+    again = fit(prepared, tmp_path)
+    again.run(resume=True)
+    assert_same(weights(again), whole[1])
 
 
 class Crash(BaseException):
@@ -160,21 +189,16 @@ def test_a_full_disk_is_named_and_loses_nothing(
     prepared: Prepared, whole: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fit(prepared, tmp_path)
-    save = Fit._save
 
-    def full(self: Fit) -> None:
-        if self.state.step == 20:
-            monkeypatch.setattr("budgetformer.training.checkpoint.save_file", no_space)
-        save(self)
-
-    def no_space(*arguments: Any) -> None:
-        raise OSError(28, "No space left on device")
+    def full(tensors: Any, path: Path) -> None:
+        if "step-00000020" in str(path):
+            raise OSError(28, "No space left on device")
+        save_file(tensors, path)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Fit, "_save", full)
+        patch.setattr("budgetformer.training.checkpoint.save_file", full)
         with pytest.raises(ModelError, match=r"step-00000020: the disk is full.*intact.*--resume"):
             run.run()
-    monkeypatch.undo()
     assert [p.name for p in run.checkpoints.found()] == ["step-00000010"]
     again = fit(prepared, tmp_path)
     again.run(resume=True)
@@ -205,17 +229,17 @@ def test_a_changed_recipe_or_data_is_refused(prepared: Prepared, tmp_path: Path)
         run.run(resume=True)
 
 
-def test_accumulation_changes_memory_not_the_gradient(prepared: Prepared, tmp_path: Path) -> None:
+def test_accumulation_changes_memory_not_the_weights(prepared: Prepared, tmp_path: Path) -> None:
     still = {"dropout": 0.0, "sigma_max": 0.0, **RECIPE.model}
     results = []
     for pieces in (1, 3):
-        recipe = RECIPE.changed({"accumulate": pieces, "model": still, "clip": None}, where="test")
-        run = fit(prepared, tmp_path / str(pieces), recipe)
-        run.stepper.step = run.stepper.zero_grad = lambda: None
-        run._step(run._plan(0)[0])
-        results.append({name: p.grad for name, p in run.model.named_parameters()})
-    for name, gradient in results[0].items():
-        torch.testing.assert_close(results[1][name], gradient, atol=1e-6, rtol=1e-4, msg=name)
+        changes = {"accumulate": pieces, "model": still, "epochs": 1, "learning_rate": 3e-4}
+        run = fit(prepared, tmp_path / str(pieces), RECIPE.changed(changes, where="test"))
+        run.run()
+        results.append(weights(run))
+    for name, value in results[0].items():
+        if not name.endswith("qkv.bias"):  # the bias of keys has no gradient but rounding, which Adam blows up
+            torch.testing.assert_close(results[1][name], value, atol=2e-4, rtol=1e-3, msg=name)
 
 
 def test_early_stopping_records_where_it_stopped(prepared: Prepared, tmp_path: Path) -> None:
@@ -252,12 +276,14 @@ def test_token_budget_batches_train(prepared: Prepared, tmp_path: Path) -> None:
 
 
 def test_gates_can_have_their_own_rate(prepared: Prepared, tmp_path: Path) -> None:
-    run = fit(prepared, tmp_path, RECIPE.changed({"gate_rate": 0.1}, where="test"))
-    run._step(run._plan(0)[0])
-    rates = [group["lr"] for group in run.optimizer.param_groups]
-    assert rates[1] == pytest.approx(0.1 * rates[0])
-    gates = sum(p.numel() for p in run.optimizer.param_groups[1]["params"])
-    assert gates == sum(p.numel() for n, p in run.model.named_parameters() if ".allocator." in n)
+    run = fit(prepared, tmp_path, RECIPE.changed({"gate_rate": 1e-9, "epochs": 1}, where="test"))
+    before = weights(run)
+    run.run()
+    moved = {name: float((value - before[name]).abs().max()) for name, value in weights(run).items()}
+    gates = {name for name in moved if ".allocator." in name}
+    assert gates
+    assert max(moved[name] for name in gates) < 1e-6
+    assert min(moved[name] for name in moved.keys() - gates if name.endswith("weight")) > 1e-3
 
 
 def test_tensorboard_on_request(prepared: Prepared, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import typer
 from budgetformer.cli import app
 from budgetformer.cli.data_flags import BUDGET, HELP, aside
 from budgetformer.data.locate import DataSource
-from budgetformer.errors import UsageError
+from budgetformer.errors import ModelError, UsageError
 
 if TYPE_CHECKING:
     from budgetformer.predict.job import Predictor, Summary
@@ -66,7 +66,10 @@ def predict(
         raise UsageError(f"--engine {engine}: choose local, onnx or ray")
 
     def predictor() -> Predictor:
-        return Predictor(Run.open(run), budget=budget, long=long)
+        opened = Run.open(run)
+        if engine == "onnx" and not opened.exported:
+            raise ModelError(f"{run} is a run, not an export: give a directory that `budgetformer export` wrote")
+        return Predictor(opened, budget=budget, long=long)
 
     if data is None:
         if text is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,142 +23,135 @@ def print_json(data: Any) -> None:
     print(json.dumps(data, indent=2, ensure_ascii=False))
 
 
+def print_line(text: str) -> None:
+    """One line, however long."""
+    Console(highlight=False).print(text, soft_wrap=True)
+
+
+def print_table(
+    title: str, columns: Mapping[str, str], rows: Iterable[Mapping[str, Any]], left: Collection[str] = ("",)
+) -> None:
+    """Rows as `columns` formats them: by heading, a format such as "{speedup:.2f}x" for `str.format_map`.
+
+    The columns named in `left` hold words, the others numbers, which stand to the right.
+    """
+    table = Table(title=title)
+    for heading in columns:
+        table.add_column(heading, justify="left" if heading in left else "right")
+    for row in rows:
+        table.add_row(*(cell.format_map(row).replace("%", " %") for cell in columns.values()))
+    Console(highlight=False).print(table)
+
+
+def _interval(evaluation: Mapping[str, Any]) -> str:
+    """The score's 95 % interval, or nothing."""
+    bounds = evaluation["quality"].get(evaluation["metric"])
+    return f"{bounds['low']:.4f} to {bounds['high']:.4f}" if isinstance(bounds, dict) else ""
+
+
 def print_result(result: dict[str, Any], folder: Path) -> None:
     """The closing table of a training run: BudgetFormer beside its dense twin."""
-    console = Console(highlight=False)
     ours = result["test"] or result["validation"]
-    twin = (result["baseline"] or {}).get(ours["split"])
-    table = Table(title=f"{ours['rows']} {ours['split']} rows")
-    table.add_column("")
-    table.add_column("BudgetFormer", justify="right")
-    if twin:
-        table.add_column("dense twin", justify="right")
-    for name, figure in _figures(ours):
-        table.add_row(name, figure, *([dict(_figures(twin))[name]] if twin else []))
-    console.print(table)
+    models = {"BudgetFormer": _figures(ours)}
+    if result["baseline"]:
+        models["dense twin"] = _figures(result["baseline"][ours["split"]])
+    rows = [{"name": name, **{model: figures[name] for model, figures in models.items()}} for name in _figures(ours)]
+    columns = {"": "{name}", **{model: f"{{{model}}}" for model in models}}
+    print_table(f"{ours['rows']} {ours['split']} rows", columns, rows)
     if result["versus_baseline"]:
-        console.print(f"BudgetFormer is {result['versus_baseline']['verdict']}.", soft_wrap=True)
-    console.print(f"report: {folder / 'report.html'}", soft_wrap=True)
+        print_line(f"BudgetFormer is {result['versus_baseline']['verdict']}.")
+    print_line(f"report: {folder / 'report.html'}")
 
 
-def _figures(evaluation: dict[str, Any]) -> list[tuple[str, str]]:
-    metric, quality, cost = evaluation["metric"], evaluation["quality"], evaluation["cost"]
-    interval = quality.get(metric)
-    score = f"{evaluation['score']:.4f}"
-    if isinstance(interval, dict):
-        score += f" ({interval['low']:.4f} to {interval['high']:.4f})"
-    figures = [(metric.replace("_", " "), score)]
-    if "macro_f1" in quality and metric != "macro_f1":
-        figures.append(("macro F1", f"{quality['macro_f1']:.4f}"))
-    layers = " ".join(f"{share:.2f}" for share in evaluation["budget"]["k_over_h_per_layer"])
-    return [
-        *figures,
-        ("mean s (predicted)", f"{evaluation['budget']['s_mean']:.3f}"),
-        ("heads executed, k/H", f"{evaluation['budget']['k_over_h']:.3f}"),
-        ("k/H by layer", layers),
-        ("FLOPs a text (counted)", f"{cost['flops_per_text']:.3e}"),
-        ("of the dense twin's", f"{100 * cost['flops_ratio']:.1f} %"),
-        ("least that head budgets allow", f"{100 * (1 - cost['attention_share_of_dense']):.1f} %"),
-    ]
+def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
+    quality, budget, cost = evaluation["quality"], evaluation["budget"], evaluation["cost"]
+    interval = _interval(evaluation)
+    return {
+        evaluation["metric"].replace("_", " "): f"{evaluation['score']:.4f}{interval and f' ({interval})'}",
+        **({"macro F1": f"{quality['macro_f1']:.4f}"} if "macro_f1" in quality else {}),
+        "mean s (predicted)": f"{budget['s_mean']:.3f}",
+        "heads executed, k/H": f"{budget['k_over_h']:.3f}",
+        "k/H by layer": " ".join(f"{share:.2f}" for share in budget["k_over_h_per_layer"]),
+        "FLOPs a text (counted)": f"{cost['flops_per_text']:.3e}",
+        "of the dense twin's": f"{cost['flops_ratio']:.1%}",
+        "least that head budgets allow": f"{1 - cost['attention_share_of_dense']:.1%}",
+    }
 
 
 def print_seeds(summary: dict[str, Any]) -> None:
     """Mean and spread over seeds."""
-    table = Table(title=f"seeds {', '.join(map(str, summary['seeds']))}")
-    for heading in ("model", "figure", "mean", "std", "each"):
-        table.add_column(heading)
-    for model, figures in summary["models"].items():
-        for name, spread in figures.items():
-            if isinstance(spread, dict):
-                label = figures["metric"] if name == "score" else name
-                each = " ".join(f"{v:.4f}" for v in spread["values"])
-                table.add_row(model, label, f"{spread['mean']:.4f}", f"{spread['std']:.4f}", each)
-    Console(highlight=False).print(table)
+    rows = [
+        {**figures[name], "model": model, "figure": figures["metric"] if name == "score" else name}
+        for model, figures in summary["models"].items()
+        for name in ("score", "k_over_h", "flops_ratio")
+    ]
+    each = " ".join(f"{{values[{n}]:.4f}}" for n in range(len(summary["seeds"])))
+    columns = {"model": "{model}", "figure": "{figure}", "mean": "{mean:.4f}", "std": "{std:.4f}", "each": each}
+    print_table(f"seeds {', '.join(map(str, summary['seeds']))}", columns, rows, left=columns)
 
 
 def print_evaluations(evaluations: list[dict[str, Any]], title: str) -> None:
     """One row for each position of the dial."""
-    table = Table(title=title)
-    for heading in ("budget", evaluations[0]["metric"], "95 % interval", "mean s", "k/H", "FLOPs of dense"):
-        table.add_column(heading, justify="left" if heading == "budget" else "right")
-    for e in evaluations:
-        interval = e["quality"].get(e["metric"])
-        between = f"{interval['low']:.4f} to {interval['high']:.4f}" if isinstance(interval, dict) else ""
-        budget, cost = e["budget"], e["cost"]
-        table.add_row(
-            e["dial"], f"{e['score']:.4f}", between, f"{budget['s_mean']:.3f}", f"{budget['k_over_h']:.3f}",
-            f"{100 * cost['flops_ratio']:.1f} %",
-        )  # fmt: skip
-    Console(highlight=False).print(table)
+    columns = {
+        "budget": "{dial}", evaluations[0]["metric"]: "{score:.4f}", "95 % interval": "{interval}",
+        "mean s": "{budget[s_mean]:.3f}", "k/H": "{budget[k_over_h]:.3f}", "FLOPs of dense": "{cost[flops_ratio]:.1%}",
+    }  # fmt: skip
+    print_table(title, columns, [{**e, "interval": _interval(e)} for e in evaluations], left=["budget"])
 
 
 def print_calibration(result: dict[str, Any], run: Path) -> None:
     """The dial's curve, and the operating points with their names."""
-    console, curve = Console(highlight=False), result["curve"]
-    table = Table(title=f"{run} on {result['rows']} {result['split']} rows")
-    timed = any(p["ms_per_text"] is not None for p in curve)
-    headings = ["budget", curve[0]["metric"], "95 % interval", "against all heads", "k/H", "attention FLOPs", "FLOPs"]
-    for heading in [*headings, *(["ms a text"] if timed else [])]:
-        table.add_column(heading, justify="left" if heading == "budget" else "right")
-    for p in curve:
-        between = f"{p['low']:.4f} to {p['high']:.4f}" if p["low"] is not None else ""
-        versus = p["versus_full"]
+    rows = []
+    for point in result["curve"]:
+        span = "{low:.4f} to {high:.4f}".format_map(point) if point["low"] is not None else ""
+        versus = point["versus_full"]
         paired = f"{100 * versus['low']:+.2f} to {100 * versus['high']:+.2f}" if versus else ""
-        table.add_row(
-            p["dial"], f"{p['score']:.4f}", between, paired, f"{p['k_over_h']:.3f}",
-            f"{100 * p['attention_flops_ratio']:.1f} %", f"{100 * p['flops_ratio']:.1f} %",
-            *([f"{p['ms_per_text']:.2f}"] if timed else []),
-        )  # fmt: skip
-    console.print(table)
+        rows.append({**point, "interval": span, "paired": paired})
+    columns = {
+        "budget": "{dial}", rows[0]["metric"]: "{score:.4f}", "95 % interval": "{interval}",
+        "against all heads": "{paired}", "k/H": "{k_over_h:.3f}", "attention FLOPs": "{attention_flops_ratio:.1%}",
+        "FLOPs": "{flops_ratio:.1%}",
+    }  # fmt: skip
+    columns |= {"ms a text": "{ms_per_text:.2f}"} if rows[0]["ms_per_text"] is not None else {}
+    print_table(f"{run} on {result['rows']} {result['split']} rows", columns, rows, left=["budget"])
     for name, point in result["points"].items():
-        console.print(f"--budget {name} is {point['dial']}: {point['metric']} {point['score']:.4f}", soft_wrap=True)
+        print_line(f"--budget {name} is {point['dial']}: {point['metric']} {point['score']:.4f}")
 
 
 def print_bench(result: dict[str, Any]) -> None:
     """Times, ratios and ceilings; where selective execution is slower, it says so."""
-    console = Console(highlight=False)
-    machine = result["environment"]
+    times = {
+        "what": "{what}", "batch": "{batch}", "length": "{length}", "k/H": "{k}/{heads}", "dense ms": "{dense_ms:.2f}",
+        "selective ms": "{selective_ms:.2f}", "speed-up": "{speedup:.2f}x", "FLOPs allow": "{ideal:.2f}x",
+        "": "{slower}",
+    }  # fmt: skip
     if result["rows"]:
-        table = Table(title=f"{machine['threads']} threads, {machine['cpu']}, torch {machine['torch']}")
-        for heading in ("what", "batch", "length", "k/H", "dense ms", "selective ms", "speed-up", "FLOPs allow", ""):
-            table.add_column(heading, justify="left" if heading in ("what", "") else "right")
-        for row in result["rows"]:
-            table.add_row(
-                row["what"], str(row["batch"]), str(row["length"]), f"{row['k']}/{row['heads']}",
-                f"{row['dense_ms']:.2f}", f"{row['selective_ms']:.2f}", f"{row['speedup']:.2f}x",
-                f"{row['ideal']:.2f}x", "slower" if row["speedup"] < 1 else "",
-            )  # fmt: skip
-        console.print(table)
+        title = "{threads} threads, {cpu}, torch {torch}".format_map(result["environment"])
+        rows = [{**row, "slower": "slower" if row["speedup"] < 1 else ""} for row in result["rows"]]
+        print_table(title, times, rows, left=["what", ""])
     if result["memory"]:
-        table = Table(title="peak memory of one forward pass above the model, MiB, fresh processes")
-        for heading in ("batch", "length", "heads", "attention block", "whole model"):
-            table.add_column(heading, justify="right")
-        for row in result["memory"]:
-            heads = "all (dense)" if row["k"] is None else str(row["k"])
-            table.add_row(
-                str(row["batch"]), str(row["length"]), heads, f"{row['block_mib']:.0f}", f"{row['model_mib']:.0f}"
-            )
-        console.print(table)
+        memory = {
+            "batch": "{batch}", "length": "{length}", "heads": "{heads}", "attention block": "{block_mib:.0f}",
+            "whole model": "{model_mib:.0f}",
+        }  # fmt: skip
+        rows = [{**row, "heads": "all (dense)" if row["k"] is None else row["k"]} for row in result["memory"]]
+        print_table("peak memory of one forward pass above the model, MiB, fresh processes", memory, rows)
 
 
 def print_run_bench(result: dict[str, Any]) -> None:
     """A run against its dense twin, from text to label."""
-    console = Console(highlight=False)
-    table = Table(title=f"{result['texts']} {result['split']} texts of {result['run']}, from text to label")
-    for heading in ("batch", "dense ms", "selective ms", "speed-up", "texts/s"):
-        table.add_column(heading, justify="right")
-    for row in result["rows"]:
-        table.add_row(
-            str(row["batch"]), f"{row['dense_ms']:.0f}", f"{row['selective_ms']:.0f}", f"{row['speedup']:.2f}x",
-            f"{row['texts_per_second']:.0f}",
-        )  # fmt: skip
-    console.print(table)
-    console.print(
-        f"k/H {result['k_over_h']:.3f}: FLOPs allow {result['ideal']:.2f}x; without any attention it would be "
-        f"{result['ceiling']:.2f}x.", soft_wrap=True,
-    )  # fmt: skip
+    columns = {
+        "batch": "{batch}", "dense ms": "{dense_ms:.0f}", "selective ms": "{selective_ms:.0f}",
+        "speed-up": "{speedup:.2f}x", "texts/s": "{texts_per_second:.0f}",
+    }  # fmt: skip
+    print_table("{texts} {split} texts of {run}, from text to label".format_map(result), columns, result["rows"])
+    print_line(
+        "k/H {k_over_h:.3f}: FLOPs allow {ideal:.2f}x; without any attention it would be {ceiling:.2f}x.".format_map(
+            result
+        )
+    )
     for name, energy in (result["energy"] or {}).items():
-        console.print(
+        print_line(
             f"{name}: {energy['joules']:.1f} J and {energy['grams_co2']:.4f} g CO2 a thousand texts, "
-            f"{energy['source']}; intensity: {energy['intensity']}", soft_wrap=True,
-        )  # fmt: skip
+            f"{energy['source']}; intensity: {energy['intensity']}"
+        )

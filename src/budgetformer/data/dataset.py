@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,9 +42,14 @@ class Split:
     def rows(self) -> int:
         return len(self.index)
 
-    def examples(self, rows: Sequence[int] | NDArray[np.int64] | None = None) -> Iterator[Example]:
-        """Stream the examples, or those of these rows, always in the same order."""
-        return self.spool.read(self.index if rows is None else self.index[np.asarray(rows, np.int64)])
+    def select(self, rows: Sequence[int] | NDArray[Any]) -> Split:
+        """These rows alone, by their numbers in the split or by a mask."""
+        rows = np.asarray(rows) if len(rows) else np.zeros(0, np.int64)
+        return replace(self, index=self.index[rows], hashes=self.hashes[rows])
+
+    def examples(self) -> Iterator[Example]:
+        """Stream the examples, always in the same order."""
+        return self.spool.read(self.index)
 
 
 class Texts(Iterable[str]):

@@ -19,6 +19,7 @@ from budgetformer.nn.allocation import Allocation, Dial, Selection
 TOLERANCE = 1e-4  # of logits; relative to those above 1
 _UNDECIDED = 1e-4  # a budget or relevance nearer than this to another choice may round either way
 _MOST_UNDECIDED = 0.01  # of all rows
+_MADE_UP_ROWS = 256
 
 
 class CheckRows(NamedTuple):
@@ -26,6 +27,19 @@ class CheckRows(NamedTuple):
 
     table: TokenTable
     source: str
+
+
+def made_up_rows(config: BudgetFormerConfig, max_length: int, pairs: bool) -> CheckRows:
+    """Rows of random tokens, for want of real ones."""
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, max_length + 1, _MADE_UP_ROWS)
+    table = TokenTable(
+        tokens=np.concatenate([rng.integers(0, config.vocab_size, length) for length in lengths]).astype(np.int32),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]),
+        pair_start=(lengths // 2 if pairs else np.zeros_like(lengths)).astype(np.int32),
+        has_pairs=pairs, lines=np.arange(1, len(lengths) + 1), truncated=np.zeros(len(lengths), bool),
+    )  # fmt: skip
+    return CheckRows(table, f"{len(lengths)} made-up rows of random tokens")
 
 
 def check_equal(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -37,30 +37,18 @@ def draw(figure: Figure, salt: str) -> str:
     """One figure of the results as SVG with the page's ink; the same figure and salt give the same text."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph")  # the viewer's fonts draw the text, not matplotlib's
-        match figure:
-            case Lines():
-                svg = _lines(figure, salt)
-            case Boxes():
-                svg = _boxes(figure, salt)
-            case Heatmap():
-                svg = _heatmap(figure, salt)
-            case Attention():
-                svg = _attention(figure, salt)
+        svg = _DRAW[figure.kind](figure, salt)
     svg = re.sub(r' id="image[0-9a-f]+"', "", svg)  # equal pictures have equal ids, and nothing points to them
     return re.sub(r"\n\s+(?=<)", "\n", svg).replace("<g/>\n", "")
 
 
 def key(figure: Figure) -> str:
     """How to read the drawing, in words, or "" where its legend says it."""
-    match figure:
-        case Boxes():
-            return "Box: quartiles and median. Whiskers: 5 % and 95 %. Diamond: mean."
-        case Heatmap():
-            return "Darker is higher, in each panel by itself."
-        case Attention():
-            return f"Rows ask, columns are attended to. Blank is 0, full blue is {_strongest(figure):.2f}."
-        case Lines():
-            return "Bands: 95 % intervals." if any(line.low for line in (*figure.series, *figure.y2)) else ""
+    if isinstance(figure, Attention):
+        return f"Rows ask, columns are attended to. Blank is 0, full blue is {_strongest(figure):.2f}."
+    if isinstance(figure, Lines):
+        return "Bands: 95 % intervals." if any(line.low for line in (*figure.series, *figure.y2)) else ""
+    return _KEYS[figure.kind]
 
 
 def standalone(svg: str) -> str:
@@ -210,3 +198,12 @@ def _ticks(axes: Axes, rows: Sequence[str], columns: Sequence[str], size: float,
     axes.set_xticks(range(len(columns)), words, fontsize=size, rotation=90 if rotated else 0)
     axes.tick_params(length=0)
     axes.grid(visible=False)
+
+
+_KEYS = {
+    "boxes": "Box: quartiles and median. Whiskers: 5 % and 95 %. Diamond: mean.",
+    "heatmap": "Darker is higher, in each panel by itself.",
+}
+_DRAW: dict[str, Callable[[Any, str], str]] = {
+    "lines": _lines, "boxes": _boxes, "heatmap": _heatmap, "attention": _attention,
+}  # fmt: skip

@@ -35,9 +35,9 @@ class Load:
 def training_rows(plan: Plan, cell: Cell) -> int:
     """Training rows of a cell, from the sizes of the full data sets that the paper prints."""
     full = FULL_ROWS[cell.dataset][0]
-    mine = full if cell.dataset == "snli" else full - round(_VALIDATION * full)
+    rows = full if cell.dataset == "snli" else full - round(_VALIDATION * full)
     limit = plan.source(cell.dataset, cell.fraction).limit
-    return min(mine, limit) if limit else mine
+    return min(rows, limit) if limit else rows
 
 
 def config_of(plan: Plan, cell: Cell) -> BudgetFormerConfig:
@@ -86,16 +86,17 @@ def dry_run(plan: Plan, experiments: Sequence[str]) -> None:
         models.setdefault(f"{config.to_json_string(use_diff=False)} {plan.recipe(cell).max_length}", []).append(cell)
     print(f"{len(cells)} cells, {len(models)} distinct models, scale {plan.scale.name}; rows from the paper's table")
     hours = flops = steps = 0.0
-    for same in models.values():
-        parameters, measured = two_steps(plan, same[0])
-        loads = [load_of(plan, cell) for cell in same]
-        mine = sum(load.flops for load in loads)
-        flops, steps = flops + mine, steps + sum(load.steps for load in loads)
-        hours += mine / (rate or measured) / 3600
+    for alike in models.values():
+        parameters, measured_rate = two_steps(plan, alike[0])
+        loads = [load_of(plan, cell) for cell in alike]
+        their_flops = sum(load.flops for load in loads)
+        their_hours = their_flops / (rate or measured_rate) / 3600
+        flops, steps, hours = flops + their_flops, steps + sum(load.steps for load in loads), hours + their_hours
+        name = alike[0].name.rpartition("-")[0]
         print(
-            f"{same[0].name.rpartition('-')[0]}: {len(same)} cells, {loads[0].rows:,} rows, {loads[0].steps:,} steps, "
+            f"{name}: {len(alike)} cells, {loads[0].rows:,} rows, {loads[0].steps:,} steps, "
             f"{parameters:,} parameters, {_BYTES * parameters / 2**20:,.0f} MiB with gradients and optimiser, "
-            f"{mine:.3g} FLOPs, {mine / (rate or measured) / 3600:,.1f} h",
+            f"{their_flops:.3g} FLOPs, {their_hours:,.1f} h",
             flush=True,
         )
     source = (

@@ -2,34 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from budgetformer.data.locate import locate
+from budgetformer.data.sources import BadRow, FileTable
+from budgetformer.errors import DataError
+from budgetformer.paper import schema
 from budgetformer.paper.cells import Plan
-from budgetformer.paper.difficulty import GRADES, gradings
 from budgetformer.paper.results import NAMES, Findings, claim, over_seeds, table
-from budgetformer.paper.schema import (
-    Attention,
-    AttentionPanel,
-    Boxes,
-    BoxPanel,
-    Claim,
-    Group,
-    Heatmap,
-    Lines,
-    MapPanel,
-    Measured,
-    Series,
-)
-from budgetformer.paper.statistics import Estimate, difference, partial_spearman, rank_correlation, spearman
+from budgetformer.paper.statistics import Estimate, difference, partial_spearman, rank_correlation, spearman, thirds
 from budgetformer.paper.store import Done, Store
 from budgetformer.runs.run import Run
 
 _ENDS = 0.05  # of the logged steps: what counts as the beginning and the end of training
+GRADES = ("Simple", "Hard", "Very hard")
 _SHOWN = 4  # heads per layer, as in the paper's figure
 
 
@@ -76,7 +70,7 @@ def _ends(done: Done) -> tuple[float, float]:
     return float(np.mean(values[:edge])), float(np.mean(values[-edge:]))
 
 
-def _curves(name: str, cells: Sequence[Done]) -> Lines:
+def _curves(name: str, cells: Sequence[Done]) -> schema.Lines:
     """Seeds averaged. Training by step (x in epochs), validation at each epoch's end, accuracy on the right."""
     steps, epochs = [done.history("step") for done in cells], [done.history("epoch") for done in cells]
     total = epochs[0][-1]["step"] / epochs[0][-1]["epoch"]
@@ -88,24 +82,24 @@ def _curves(name: str, cells: Sequence[Done]) -> Lines:
         return [float(value) for value in np.mean(values, axis=0)]
 
     train = np.array([[record["s_mean"] for record in records[:logged]] for records in steps]).mean(0)
-    return Lines(
+    return schema.Lines(
         name=name,
         kind="lines",
         title=f"{NAMES[name]}: mean s and accuracy, seeds averaged",
         x_title="epoch",
         y_title="mean s",
         series=[
-            Series(name="train", x=[record["step"] / total for record in steps[0][:logged]], y=train.tolist()),
-            Series(name="validation", x=numbers, y=at_epochs("s_mean")),
+            schema.Series(name="train", x=[record["step"] / total for record in steps[0][:logged]], y=train.tolist()),
+            schema.Series(name="validation", x=numbers, y=at_epochs("s_mean")),
         ],
-        y2=[Series(name="validation accuracy", x=numbers, y=at_epochs("score"))],
+        y2=[schema.Series(name="validation accuracy", x=numbers, y=at_epochs("score"))],
         y2_title="accuracy",
     )
 
 
 def complexity(plan: Plan, store: Store) -> Findings:
     """Figure 3: s by difficulty, and what is left of it at equal length."""
-    panels: list[BoxPanel] = []
+    panels: list[schema.BoxPanel] = []
     rows: list[dict[Any, Any]] = []
     plain: dict[str, Estimate] = {}
     at_equal_length: dict[str, Estimate] = {}
@@ -117,7 +111,7 @@ def complexity(plan: Plan, store: Store) -> Findings:
             sure = np.mean([_confidence(done.rows["logits"]) for done in cells], axis=0)[graded]
             hard, length, grade = grading.difficulty[graded], cells[0].rows["lengths"][graded], grading.grade[graded]
             groups = [_group(words, s[grade == g]) for g, words in enumerate(GRADES)]
-            panels.append(BoxPanel(title=f"{NAMES[name]}, by {grading.words.split()[-1]}", groups=groups))
+            panels.append(schema.BoxPanel(title=f"{NAMES[name]}, by {grading.words.split()[-1]}", groups=groups))
             with_hard, held = spearman(s, hard), partial_spearman(s, hard, length)
             plain.setdefault(name, with_hard)  # the claims are about the first grading
             at_equal_length.setdefault(name, held)
@@ -140,7 +134,7 @@ def complexity(plan: Plan, store: Store) -> Findings:
     return Findings(
         "Figure 3: the budget by difficulty",
         tables=[table("complexity", "s, difficulty and length", rows, note)],
-        figures=[Boxes(name="complexity", kind="boxes", title="s by difficulty", y_title="s", panels=panels)]
+        figures=[schema.Boxes(name="complexity", kind="boxes", title="s by difficulty", y_title="s", panels=panels)]
         if panels else [],
         claims=[
             _grows("complexity", "s grows with difficulty", plain),
@@ -154,18 +148,18 @@ def _confidence(logits: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1))
 
 
-def _group(name: str, values: NDArray[Any]) -> Group:
+def _group(name: str, values: NDArray[Any]) -> schema.Group:
     if not len(values):
-        return Group(name=name, n=0, mean=None, q=None)
+        return schema.Group(name=name, n=0, mean=None, q=None)
     quantiles = np.quantile(values, (0.05, 0.25, 0.5, 0.75, 0.95)).tolist()
-    return Group(name=name, n=len(values), mean=float(np.mean(values, dtype=np.float64)), q=quantiles)
+    return schema.Group(name=name, n=len(values), mean=float(np.mean(values, dtype=np.float64)), q=quantiles)
 
 
-def _measured(estimate: Estimate) -> Measured:
-    return Measured(mean=estimate.value, low=estimate.low, high=estimate.high)
+def _measured(estimate: Estimate) -> schema.Measured:
+    return schema.Measured(mean=estimate.value, low=estimate.low, high=estimate.high)
 
 
-def _grows(key: str, words: str, estimates: Mapping[str, Estimate]) -> Claim:
+def _grows(key: str, words: str, estimates: Mapping[str, Estimate]) -> schema.Claim:
     against = [NAMES[name] for name, estimate in estimates.items() if estimate.low <= 0]
     lines = "; ".join(f"{NAMES[name]} {estimate}" for name, estimate in estimates.items())
     return claim(
@@ -173,6 +167,55 @@ def _grows(key: str, words: str, estimates: Mapping[str, Estimate]) -> Claim:
         f"Rank correlation of s with difficulty: {lines or 'no cells'}. Rule: every interval lies above zero."
         f"{' It does not on ' + ', '.join(against) + '.' if against else ''}",
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Grading:
+    """Test rows by difficulty: a figure that grows with it, and a grade from 0 to 2. NaN and -1 are not graded."""
+
+    words: str
+    difficulty: NDArray[np.float64]
+    grade: NDArray[np.int64]
+
+
+def gradings(plan: Plan, dataset: str, dense: Sequence[Done]) -> list[Grading]:
+    """The gradings of a data set's test rows, people's first; none without dense cells."""
+    if not dense:
+        return []
+    # Test rows: no dense model was trained on them, so no loss is low because its row was learned by heart.
+    losses = np.mean([done.rows["losses"] for done in dense], axis=0)
+    by_loss = Grading("thirds of the dense models' loss", losses, thirds(losses))
+    if dataset != "snli" or not (agreement := annotators_agreement(plan)):
+        return [by_loss]
+    values = np.array([agreement.get(int(line), np.nan) for line in dense[0].rows["lines"]])
+    grade = np.select([values > 0.9, values > 0.7, values > 0], [0, 1, 2], -1)
+    return [Grading("annotators' disagreement", 1 - values, grade), by_loss]
+
+
+def annotators_agreement(plan: Plan) -> dict[int, float]:
+    """The share of annotators who chose the majority label, by the line of a SNLI test row; empty if unknown.
+
+    It is read from the test rows themselves if they have `annotator_labels`, or from a file beside them,
+    test_annotators.jsonl (also .gz, .xz), with a row for each test row.
+    """
+    table = locate(plan.source("snli"))["test"]
+    rows = [row for row in table.rows() if not isinstance(row, BadRow)]
+    if rows and "annotator_labels" in rows[0].fields:
+        return {row.line: share for row in rows if (share := _majority(row.fields["annotator_labels"]))}
+    files = Path(table.path).parent.glob("test_annotators.jsonl*") if isinstance(table, FileTable) else ()
+    if (path := min(files, default=None)) is None:
+        return {}
+    beside = [row for row in FileTable(path, str(path)).rows() if not isinstance(row, BadRow)]
+    if len(beside) != len(rows):
+        counts = f"{len(beside)} rows for the {len(rows)} rows of {table.name}"
+        raise DataError(f"{path}: has {counts}: they must correspond")
+    both = zip(rows, beside, strict=True)
+    return {row.line: share for row, other in both if (share := _majority(other.fields.get("annotator_labels")))}
+
+
+def _majority(labels: Any) -> float | None:
+    votes = [label for label in labels or () if label not in (None, "", "-", -1)]
+    return Counter(votes).most_common(1)[0][1] / len(votes) if len(votes) > 1 else None
 
 
 def heatmaps(plan: Plan, store: Store) -> Findings:
@@ -183,21 +226,21 @@ def heatmaps(plan: Plan, store: Store) -> Findings:
     labels, names = cells[0].rows["labels"], cells[0].run["labels"]
     layers = [f"layer {layer + 1}" for layer in range(cells[0].rows["budget"].shape[1])]
 
-    def panel(title: str, key: str, statistic: Callable[[NDArray[Any]], NDArray[Any]]) -> MapPanel:
+    def panel(title: str, key: str, statistic: Callable[[NDArray[Any]], NDArray[Any]]) -> schema.MapPanel:
         by_label = (labels == label for label in range(len(names)))
         values = [np.mean([statistic(done.rows[key][rows]) for done in cells], axis=0) for rows in by_label]
-        return MapPanel(title=title, rows=layers, columns=names, values=np.stack(values, axis=1).tolist())
+        return schema.MapPanel(title=title, rows=layers, columns=names, values=np.stack(values, axis=1).tolist())
 
     panels = [
         panel("mean s", "budget", lambda values: values.mean(0, dtype=np.float64)),
         panel("standard deviation of s", "budget", lambda values: values.std(0)),
         panel("entropy of p, nats", "entropy", lambda values: values.mean(0, dtype=np.float64)),
     ]
-    figure = Heatmap(name="heatmaps", kind="heatmap", title=title, panels=panels)
+    figure = schema.Heatmap(name="heatmaps", kind="heatmap", title=title, panels=panels)
     return Findings(f"Figure 4: {title}", figures=[figure], claims=_heat_claims(cells))
 
 
-def _heat_claims(cells: Sequence[Done]) -> list[Claim]:
+def _heat_claims(cells: Sequence[Done]) -> list[schema.Claim]:
     words = {
         "neutral": "Neutral pairs need more heads than entailed ones",
         "entropy": "The entropy of p falls with depth",
@@ -237,14 +280,14 @@ def attention_maps(plan: Plan, store: Store) -> Findings:
         for head in relevance.argsort(descending=True, stable=True)[:_SHOWN].tolist():
             run = f"w {float(allocation.weights[0, head]):.2f}" if bool(allocation.active[0, head]) else "not run"
             panels.append(
-                AttentionPanel(
+                schema.AttentionPanel(
                     title=f"layer {layer + 1} head {head + 1} (p {float(relevance[head]):.2f}, {run})",
                     query_tokens=tokens,
                     key_tokens=tokens,
                     values=[[round(v, 4) for v in row] for row in out.attentions[layer][0, head].tolist()],
                 )
             )
-    figure = Attention(name="attention", kind="attention", title=" / ".join(plan.pair), panels=panels)
+    figure = schema.Attention(name="attention", kind="attention", title=" / ".join(plan.pair), panels=panels)
     summary = (
         f"The model (seed {cells[0].cell.seed}) answers {record['labels'][int(out.logits.argmax())]}. Shown are the "
         f"{_SHOWN} heads of each layer with the highest p; those marked 'not run' lie beyond k and have no effect."

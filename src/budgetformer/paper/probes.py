@@ -1,11 +1,11 @@
 """What is done to a trained model at evaluation: budgets overridden, heads given, attention removed.
 
-Shapes: B samples, N tokens, D model width, H heads, L layers.
+Shapes: B samples, H heads, L layers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,84 +14,70 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from budgetformer.data import TokenTable, collate, eval_plan
+from budgetformer.data import TokenTable
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
+from budgetformer.nn.allocation import Allocation
 from budgetformer.paper.scale import BUDGETS
 
 
-class GivenHeads(HeadAllocator):
+@contextmanager
+def hooked(
+    model: BudgetFormerForSequenceClassification, hooks: Mapping[int, Callable[..., Allocation | None]]
+) -> Iterator[None]:
+    """Give some layers' gates (from 0) a forward hook for a while: hook(gate, inputs, allocation)."""
+    handles = [model.encoder.blocks[n].attention.allocator.register_forward_hook(hook) for n, hook in hooks.items()]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def fixed_weights(weights_H: Tensor) -> Callable[..., Allocation]:
     """The same heads with the same weights for every input; a head of weight zero is not evaluated."""
 
-    def __init__(self, weights_H: Tensor) -> None:
-        super().__init__(len(weights_H))
-        self.weights_H: Tensor
-        self.register_buffer("weights_H", weights_H.float())
-
-    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
-        weights_BH = self.weights_H.expand(x_BND.shape[0], -1)
+    def hook(gate: Any, inputs: Any, allocation: Allocation) -> Allocation:
+        weights_BH = weights_H.to(allocation.relevance).expand_as(allocation.active)
         active = weights_BH != 0
         heads = active.sum(dim=-1)
         relevance = weights_BH / weights_BH.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny)
-        return Allocation(heads / self.num_heads, relevance, heads, active, weights_BH)
+        return Allocation(heads / len(weights_H), relevance, heads, active, weights_BH)
+
+    return hook
 
 
-@contextmanager
-def given(model: BudgetFormerForSequenceClassification, weights: Mapping[int, Tensor]) -> Iterator[None]:
-    """Give some layers (from 0) fixed heads for a while; the model's own allocators come back afterwards."""
-    own = {layer: model.encoder.blocks[layer].attention.allocator for layer in weights}
-    try:
-        for layer, weights_H in weights.items():
-            model.encoder.blocks[layer].attention.allocator = GivenHeads(weights_H).to(model.device)
-        yield
-    finally:
-        for layer, allocator in own.items():
-            model.encoder.blocks[layer].attention.allocator = allocator
-
-
-def some_rows(encoded: TokenTable, most: int | None) -> NDArray[np.int64]:
+def some_rows(table: TokenTable, most: int | None) -> NDArray[np.int64]:
     """At most so many rows, drawn without regard to the order of the file, always the same ones."""
-    rows = np.arange(len(encoded))
+    rows = np.arange(len(table))
     if most is None or len(rows) <= most:
         return rows
     return np.sort(np.random.default_rng(0).choice(rows, most, replace=False))
 
 
-def head_weights(model: BudgetFormerForSequenceClassification, encoded: TokenTable) -> tuple[Tensor, Tensor, float]:
-    """Each head's total weight and its mean weight where it is used (L, H), and the mean number of heads a layer."""
-    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
-    total, uses = torch.zeros(layers, heads, dtype=torch.float64), torch.zeros(layers, heads, dtype=torch.float64)
-    model.train(False)
-    with torch.inference_mode():
-        for chosen in eval_plan(
-            encoded.lengths, token_budget=max(TorchEngine(model).batch_tokens, int(encoded.lengths.max()))
-        ):
-            inputs = collate(encoded, chosen, model.config.pad_token_id or 0).tensors(model.device)
-            inputs.pop("labels", None)
-            out = model(**inputs)
-            for layer, allocation in enumerate(out.allocations):
-                assert allocation.weights is not None
-                total[layer] += allocation.weights.double().sum(0).cpu()
-                uses[layer] += allocation.active.double().sum(0).cpu()
-    return total, total / uses.clamp_min(1), float(uses.sum() / (layers * len(encoded)))
-
-
-def best_static(model: BudgetFormerForSequenceClassification, encoded: TokenTable) -> dict[int, Tensor]:
+def best_static(model: BudgetFormerForSequenceClassification, table: TokenTable) -> dict[int, Tensor]:
     """For each layer the heads that carry most weight on these rows, with their mean weights, zero elsewhere.
 
     Every layer keeps the model's mean number of heads, rounded, and at least one.
     """
-    total, mean, used = head_weights(model, encoded)
-    k = max(1, round(used))
-    kept: dict[int, Tensor] = {}
-    for layer in range(total.shape[0]):
-        weights = torch.zeros(total.shape[1])
-        best = total[layer].topk(k).indices
-        weights[best] = mean[layer, best].float()
-        kept[layer] = weights
-    return kept
+    layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
+    total_LH, uses_LH = torch.zeros(2, layers, heads, dtype=torch.float64)
+
+    def add_up(layer: int) -> Callable[..., None]:
+        def hook(gate: Any, inputs: Any, allocation: Allocation) -> None:
+            assert allocation.weights is not None
+            total_LH[layer] += allocation.weights.double().sum(0).cpu()
+            uses_LH[layer] += allocation.active.double().sum(0).cpu()
+
+        return hook
+
+    with hooked(model, {layer: add_up(layer) for layer in range(layers)}):
+        score(TorchEngine(model), table)
+    k = max(1, round(float(uses_LH.sum() / (layers * len(table)))))
+    best = torch.zeros(layers, heads, dtype=torch.bool).scatter(1, total_LH.topk(k).indices, True)
+    means = torch.where(best, total_LH / uses_LH.clamp_min(1), 0.0).float()
+    return dict(enumerate(means))
 
 
 def probe(
@@ -106,19 +92,19 @@ def probe(
     `learned` is the model as it is, on those rows. Removing a layer's attention leaves its output bias.
     """
     rows = some_rows(test, most)
-    few = test.select(rows)
+    sample = test.select(rows)
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     nothing = torch.zeros(heads)
 
     def accuracy(dial: str | None = None, weights: Mapping[int, Tensor] | None = None) -> dict[str, float]:
-        with given(model, weights or {}):
-            done = score(TorchEngine(model), few, dial)
-        return {"accuracy": float((done.logits.argmax(1) == few.labels).mean()),
+        with hooked(model, {layer: fixed_weights(w) for layer, w in (weights or {}).items()}):
+            done = score(TorchEngine(model), sample, dial)
+        return {"accuracy": float((done.logits.argmax(1) == sample.labels).mean()),
                 "k_over_h": float(done.heads.mean() / heads)}  # fmt: skip
 
-    learned = float((outcome.logits[rows].argmax(1) == few.labels).mean())
+    learned = float((outcome.logits[rows].argmax(1) == sample.labels).mean())
     results: dict[str, Any] = {
-        "rows": len(few),
+        "rows": len(sample),
         "learned": {"accuracy": learned, "k_over_h": float(outcome.heads[rows].mean() / heads)},
         "removed": {str(layer + 1): accuracy(weights={layer: nothing}) for layer in range(layers)},
         "removed_all": accuracy(weights=dict.fromkeys(range(layers), nothing)),

@@ -91,7 +91,7 @@ def claim(key: str, words: str, holds: bool | None, evidence: str) -> Claim:
 
 def paired(ours: Sequence[Done], others: Sequence[Done]) -> Estimate | None:
     """The difference in accuracy, seed by seed on the same test rows, with its interval over rows."""
-    gains = [_gain(mine, other) for mine, other in pairs(ours, others)]
+    gains = [_gain(done, other) for done, other in pairs(ours, others)]
     return over_rows(np.mean(gains, axis=0)) if gains else None
 
 

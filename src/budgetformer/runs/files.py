@@ -84,7 +84,7 @@ def named_write_errors(path: Path) -> Iterator[None]:
         raise ModelError(f"{path}: {why}. What was saved before is intact: fix it and go on with --resume") from error
 
 
-def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
+def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
     """Make a directory by `fill`, visible under its name only when it is complete and on disk.
 
     What stood there before is deleted after the new one has its name; a process that ends in between leaves it under
@@ -108,6 +108,16 @@ def write_directory(target: Path, fill: Callable[[Path], None]) -> None:
             _recover(old)
             raise
         _recover(old)
+
+
+def write_files(folder: Path, fill: Callable[[Path], object], *, last: str) -> None:
+    """Put the files that `fill` makes into `folder`, each whole or not at all, `last` when all others are there."""
+    staged = folder / ".staged"
+    write_directory(staged, fill)
+    with named_write_errors(folder):
+        for file in sorted(staged.iterdir(), key=lambda file: file.name == last):
+            file.replace(folder / file.name)
+        staged.rmdir()
 
 
 def recover_directories(folder: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,7 +32,7 @@ from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Engine, Scores, score
 from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
-from budgetformer.export.verify import CheckRows
+from budgetformer.export.verify import CheckRows, made_up_rows
 from budgetformer.models import load_model
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
@@ -45,7 +46,7 @@ TASKS = {"single": "single_label_classification", "multi": "multi_label_classifi
 TRAINING_ROWS = "training_rows.safetensors"  # the text hashes (uint64) of the rows that a run was trained on
 _TRAINED_ON = 0.5  # of a run's training rows: a file that holds so many of them is its training file, changed
 _HARDEST = 12
-_CHECK_ROWS, _MADE_UP_ROWS = 512, 256  # that an export is compared on
+_CHECK_ROWS = 512  # that an export is compared on
 
 
 class HeldOut(NamedTuple):
@@ -61,7 +62,7 @@ class HeldOut(NamedTuple):
         if limit is None or limit >= split.rows:
             return self
         rows = sample_rows(split.rows, limit)
-        few = replace(split, index=split.index[rows], hashes=split.hashes[rows])
+        few = split.select(rows)
         return self._replace(data=replace(self.data, splits={self.split: few}))
 
 
@@ -195,32 +196,39 @@ class Run:
         Of the run's own data (None, or the same content under whatever name) the split `prefer` that was kept back;
         of a changed training file the rows that are new; of any other data all rows.
         """
-        trained = self.record.get("data") or dict.fromkeys((*_COLUMNS, "data_dir"))
+        trained = self.record.get("data") or dict.fromkeys(_COLUMNS)
         if source is None:
-            if (data := self._own_data(trained)) is None:
-                raise DataError(f"{trained['data']} has changed since the run was trained: give labelled rows")
-            return HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
+            try:
+                return self._training_data(trained, prefer)
+            except DataError as error:
+                raise DataError(f"the run's own rows cannot be had ({error}): give labelled rows") from None
         asked = DataSource(source) if isinstance(source, str) else source
-        columns: dict[str, Any] = {key: getattr(asked, key) or trained[key] for key in _COLUMNS}
-        task = {long: short for short, long in TASKS.items()}[self.task]
-        columns["data_dir"] = asked.data_dir or trained["data_dir"]
-        data = open_labelled(replace(asked, **columns), task, self.labels, split)
+        data = self._open_labelled(asked, split)
         name, digests = next(iter(data.splits)), self.record.get("data_digests") or {}
         if split is None and data.splits[name].digest in digests.values():
-            places = {"data": asked.data, "data_dir": columns["data_dir"]}
-            if (own := self._own_data({**trained, **places})) is not None:
-                return HeldOut(own, prefer if prefer in own.splits else "validation", own.warnings)
+            places = {"data": asked.data, "data_dir": asked.data_dir or trained["data_dir"]}
+            with suppress(DataError):
+                return self._training_data({**trained, **places}, prefer)
         return self._without_training_rows(data, name, drop=split is None)
 
-    def _own_data(self, source: Mapping[str, Any]) -> DataSet | None:
-        """The data that the run was trained on, with its splits, if that is what `source` holds."""
+    def _open_labelled(self, source: DataSource, split: str | None = None) -> DataSet:
+        """All rows of one split, read with the run's columns, task and labels."""
+        trained = self.record.get("data") or dict.fromkeys(_COLUMNS)
+        columns: dict[str, Any] = {key: getattr(source, key) or trained[key] for key in _COLUMNS}
+        task = {long: short for short, long in TASKS.items()}[self.task]
+        return open_labelled(replace(source, **columns), task, self.labels, split)
+
+    def _training_data(self, source: Mapping[str, Any], prefer: str) -> HeldOut:
+        """A split of the data that the run was trained on; DataError says why `source` is not that."""
         if source["data"] in ("-", None):
-            raise DataError("the run's data came from standard input: give labelled rows")
+            raise DataError("they came from standard input")
         try:
             data = open_data(DataSource(**{**source, "offline": True}))
-        except (DataError, UsageError):
-            return None
-        return data if data.digests == self.record["data_digests"] else None
+        except UsageError as error:
+            raise DataError(str(error)) from None
+        if data.digests != self.record["data_digests"]:
+            raise DataError(f"{source['data']} has changed since")
+        return HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
 
     def _without_training_rows(self, data: DataSet, name: str, *, drop: bool) -> HeldOut:
         file = self.folder / TRAINING_ROWS
@@ -236,7 +244,7 @@ class Run:
         if drop and overlap(np.unique(trained), np.sort(split.hashes)).mean() >= _TRAINED_ON:
             if seen.all():
                 raise DataError(f"{data.source.data}: all of its {len(seen)} rows were seen in training: give others")
-            new = replace(split, index=split.index[~seen], hashes=split.hashes[~seen])
+            new = split.select(~seen)
             data, note = replace(data, splits={name: new}), f"{note} and are left out"
         return HeldOut(data, name, [*data.warnings, note])
 
@@ -322,30 +330,31 @@ class Run:
 
     def _check_rows(self, rows: str | None, log: Callable[[str], None]) -> CheckRows:
         """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""
+        if rows is not None:
+            return self._all_rows(DataSource(rows), log)
         try:
-            held_out = self.held_out(rows).sample(None if rows else _CHECK_ROWS)
+            held_out = self._training_data(self.record["data"], "test").sample(_CHECK_ROWS)
             table = self.encode(held_out)
             return CheckRows(table, f"{len(table)} {held_out.split} rows of {held_out.data.source.data}")
         except DataError as error:
-            if rows is not None:
-                log(f"{rows} is read without labels: {error}")
-                columns = {key: self.record["data"][key] for key in ("text", "text_pair", "data_dir")}
-                examples = list(stream_examples(DataSource(rows, **columns)))
-                encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
-                return CheckRows(encoder.table(examples, self.pairs), f"{len(examples)} rows of {rows}")
             log(f"the run's own rows cannot be had ({error}): checking on made-up ones, give real ones with --rows")
-        rng = np.random.default_rng(0)
-        lengths = rng.integers(1, self.max_length + 1, _MADE_UP_ROWS)
-        made_up = TokenTable(
-            tokens=rng.integers(0, self.model.config.vocab_size, lengths.sum(), np.int32),
-            offsets=np.concatenate([[0], np.cumsum(lengths)]),
-            pair_start=(lengths // 2 if self.pairs else np.zeros_like(lengths)).astype(np.int32),
-            has_pairs=self.pairs, lines=np.arange(1, len(lengths) + 1), truncated=np.zeros(len(lengths), bool),
-        )  # fmt: skip
-        return CheckRows(made_up, f"{len(lengths)} made-up rows of random tokens")
+        return made_up_rows(self.model.config, self.max_length, self.pairs)
+
+    def _all_rows(self, source: DataSource, log: Callable[[str], None]) -> CheckRows:
+        try:
+            data = self._open_labelled(source)
+            split = next(iter(data.splits))
+            table = self.encode(HeldOut(data, split, []))
+            return CheckRows(table, f"{len(table)} {split} rows of {source.data}")
+        except DataError as error:
+            columns = {key: self.record["data"][key] for key in ("text", "text_pair", "data_dir")}
+            examples = list(stream_examples(replace(source, **columns)))
+            log(f"{source.data} is read without labels: {error}")
+        encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
+        return CheckRows(encoder.table(examples, self.pairs), f"{len(examples)} rows of {source.data}")
 
 
-_COLUMNS = ("text", "text_pair", "label", "label_separator")
+_COLUMNS = ("text", "text_pair", "label", "label_separator", "data_dir")  # the same for other rows, unless given
 
 
 def load(folder: str | Path) -> Run:

@@ -7,7 +7,7 @@ every process and every accumulated piece computes its share, weighted so that t
 
 from __future__ import annotations
 
-import json
+import math
 import signal
 import threading
 import time
@@ -26,7 +26,7 @@ from torch import Tensor
 from budgetformer.data import Batch, TokenTable, collate, plan_epoch
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.errors import MissingExtraError
+from budgetformer.errors import ModelError
 from budgetformer.evaluate import Evaluation, summarize
 from budgetformer.models import BudgetedClassifier
 from budgetformer.models.model import BudgetFormerForSequenceClassification
@@ -34,6 +34,7 @@ from budgetformer.progress import View
 from budgetformer.runs.files import named_write_errors, recover_directories, write_directory
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.checkpoint import Checkpoints, State
+from budgetformer.training.history import History
 from budgetformer.training.pretrained import Teacher
 from budgetformer.training.recipe import Recipe
 
@@ -92,7 +93,7 @@ class Fit:
         self.checkpoints = Checkpoints(folder / "checkpoints", identity)
         self.state = State()
         self.planned = sum(len(self._plan(epoch)) for epoch in range(recipe.epochs))
-        self.tracker = _tensorboard(folder) if tensorboard and self.main else None
+        self.history = History(folder, tensorboard=tensorboard) if self.main else None
         torch.manual_seed(seed + self.rank)
 
     def _plan(self, epoch: int) -> list[Any]:
@@ -130,7 +131,8 @@ class Fit:
             recover_directories(self.checkpoints.folder)
         if resume:
             self._restore()
-        self._cut_history()
+        if self.history:
+            self.history.truncate(self.state.history_bytes)
         view = View(self.planned, self.state.step, quiet=self.quiet)
         try:
             with _signals() as stop:
@@ -140,8 +142,8 @@ class Fit:
                         raise Interrupted
         finally:
             view.close()
-            if self.tracker:
-                self.tracker.close()
+            if self.history:
+                self.history.close()
         self.accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)  # its own forward, without autocast
         return self.state
 
@@ -184,8 +186,10 @@ class Fit:
             last = number == len(pieces) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
                 self._backward(piece, len(rows), sums)
+        norm = None
         if self.recipe.clip is not None:
-            self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip)
+            norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip)
+        self._check_finite(sums, None if norm is None else float(norm))
         self.stepper.step()
         self.stepper.zero_grad()
         for gate in getattr(self.model, "gates", ()):
@@ -194,6 +198,19 @@ class Fit:
         for name, value in sums.items():
             self.state.sums[name] = self.state.sums.get(name, 0.0) + value
         return sums
+
+    def _check_finite(self, sums: dict[str, Tensor], norm: float | None) -> None:
+        """Stop before a loss or gradient that is no number spoils the weights; a scaler skips such gradients itself."""
+        loss = float(sums["loss"] / sums["rows"].clamp(min=1))
+        fine = math.isfinite(loss) and (norm is None or self.accelerator.scaler is not None or math.isfinite(norm))
+        if self._any_process(not fine):
+            gradient = "" if norm is None else f" and the gradient's norm {norm:g}"
+            rate = self.optimizer.param_groups[0]["lr"]
+            raise ModelError(
+                f"training diverged at step {self.state.step + 1} of {self.planned}: the loss is {loss:g}{gradient} at "
+                f"a learning rate of {rate:g}. Start anew with a lower --lr, with clip=1, or with precision=fp32; what "
+                f"was saved before this step is in {self.checkpoints.folder}"
+            )
 
     def _backward(self, piece: Any, of: int, sums: dict[str, Tensor]) -> None:
         mine = piece[self.rank :: self.world]
@@ -244,7 +261,7 @@ class Fit:
             "s_mean": s_mean,
             "tokens_per_second": speed,
         }
-        self._write(record)
+        self._record(record)
         shown = {"epoch": state.epoch + 1, "loss": means["loss"], "s": s_mean}
         shown["heads"] = "/".join(f"{k:.1f}" for k in heads)
         if state.best_score is not None:
@@ -287,7 +304,7 @@ class Fit:
                 **{k: evaluation.budget[k] for k in ("s_mean", "s_per_layer", "k_over_h", "k_over_h_per_layer")},
             },
         }
-        self._write(record)
+        self._record(record)
         if self.main and better:
             write_directory(self.checkpoints.best(state), self.save_model)
         self._save()
@@ -311,6 +328,10 @@ class Fit:
             part = torch.from_numpy(getattr(scores, name).astype(np.float32))
             summed[name] = self.accelerator.reduce(part.to(self.accelerator.device)).cpu().numpy()
         return replace(scores, **{**summed, "heads": summed["heads"].astype(np.int16)})
+
+    def _record(self, record: dict[str, Any]) -> None:
+        if self.history:
+            self.state.history_bytes += self.history.write(record)
 
     def save_model(self, folder: Path) -> None:
         """Weights and config as they are now, with the progress that evaluation needs."""
@@ -356,26 +377,6 @@ class Fit:
             state = self.accelerator.scaler.state_dict()
             self.accelerator.scaler.load_state_dict({**state, "scale": scale, "_growth_tracker": int(growth)})
 
-    @property
-    def history(self) -> Path:
-        return self.folder / "history.jsonl"
-
-    def _cut_history(self) -> None:
-        """Forget lines written after the checkpoint that we go on from."""
-        if self.main:
-            with named_write_errors(self.history), self.history.open("ab") as file:
-                file.truncate(min(self.state.history_bytes, file.seek(0, 2)))
-
-    def _write(self, record: dict[str, Any]) -> None:
-        if not self.main:
-            return
-        line = json.dumps(record) + "\n"
-        with named_write_errors(self.history), self.history.open("ab") as file:
-            file.write(line.encode())
-        self.state.history_bytes += len(line)
-        if self.tracker:
-            _track(self.tracker, record)
-
 
 @contextmanager
 def _signals() -> Iterator[threading.Event]:
@@ -396,19 +397,3 @@ def _signals() -> Iterator[threading.Event]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _tensorboard(folder: Path) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise MissingExtraError("track", "tensorboard") from None
-    return SummaryWriter(str(folder / "tensorboard"))
-
-
-def _track(tracker: Any, record: dict[str, Any]) -> None:
-    parts = {"train": record} if record["kind"] == "step" else {k: record[k] for k in ("train", "validation")}
-    for part, figures in parts.items():
-        for name, value in figures.items():
-            if isinstance(value, float):
-                tracker.add_scalar(f"{part}/{name}", value, record["step"])

@@ -13,7 +13,7 @@ from budgetformer.data import DataSet, DataSource, TokenTable, encode_split, loa
 from budgetformer.data.dataset import Texts
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerConfig
-from budgetformer.runs.files import named_write_errors, write_directory
+from budgetformer.runs.files import write_files
 from budgetformer.runs.run import TASKS
 from budgetformer.training.recipe import Recipe
 
@@ -62,17 +62,8 @@ def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> Pr
 
 
 def save_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path) -> None:
-    """Write the tokenizer's files, each whole or not at all, tokenizer.json last."""
-    staged = folder / ".tokenizer"
-
-    def fill(path: Path) -> None:
-        tokenizer.save_pretrained(path)
-
-    write_directory(staged, fill)
-    with named_write_errors(folder):
-        for file in sorted(staged.iterdir(), key=lambda f: f.name == "tokenizer.json"):
-            file.replace(folder / file.name)
-        staged.rmdir()
+    """Write the tokenizer's files; tokenizer.json, the last, says that they are all there."""
+    write_files(folder, tokenizer.save_pretrained, last="tokenizer.json")
 
 
 def label_options(prepared: Prepared, recipe: Recipe) -> dict[str, Any]:

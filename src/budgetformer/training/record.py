@@ -18,8 +18,8 @@ from budgetformer.training.prepare import Prepared
 from budgetformer.training.recipe import Recipe
 
 # What an attempt may leave that fails before training begins. Only beside a run.json of such an attempt is it ours.
-_LEFTOVERS = {"run.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", ".tokenizer",
-              "..tokenizer.tmp", ".run.json.tmp"}  # fmt: skip
+_LEFTOVERS = {"run.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", ".staged",
+              "..staged.tmp", ".run.json.tmp"}  # fmt: skip
 _PREPARING = "preparing"
 
 
@@ -55,7 +55,7 @@ def claim(folder: Path, resume: bool) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelError(f"{folder} cannot be made ({error.strerror}): give another directory with -o") from None
-    write_json(folder / "run.json", {"status": _PREPARING})
+    write_json(folder / "run.json", {"format_version": FORMAT_VERSION, "status": _PREPARING})
 
 
 def identity_of(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:

@@ -6,7 +6,6 @@ history.jsonl, run.json, report.html, checkpoints/, and baseline/ with the dense
 
 from __future__ import annotations
 
-import shutil
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -24,7 +23,7 @@ from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
 from budgetformer.models import BudgetedClassifier, load_model, read_base, settle_order
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_json
+from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_files, write_json
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
@@ -189,12 +188,7 @@ def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
         fit.model.config.training_progress = type(fit.model.config).from_pretrained(best).training_progress
     if isinstance(fit.model, BudgetedClassifier):
         settle_order(fit.model, prepared.splits["train"])
-    kept = fit.checkpoints.folder / "kept"
-    write_directory(kept, fit.model.save_pretrained)
-    for file in ("model.safetensors", "config.json"):  # the config last: it makes the directory a model
-        with named_write_errors(folder / file):
-            (kept / file).replace(folder / file)
-    shutil.rmtree(kept)
+    write_files(folder, fit.model.save_pretrained, last="config.json")  # which makes the directory a model
     if not (folder / "tokenizer.json").exists():  # the dense twin's directory
         save_tokenizer(prepared.tokenizer, folder)
     _check_reload(prepared, folder, fit.model)

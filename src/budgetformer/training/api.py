@@ -1,0 +1,47 @@
+"""Training from Python in one call: budgetformer.train."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from budgetformer.data import DataSource
+from budgetformer.errors import UsageError
+from budgetformer.runs.run import Run
+from budgetformer.training.recipe import Recipe
+from budgetformer.training.run import train as train_run
+
+_SOURCE = {field.name for field in fields(DataSource)} - {"data", "seed"}
+_RECIPE = {field.name for field in fields(Recipe)} - {"base", "preset"}
+
+
+def train(
+    data: str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] = "run",
+    base: str | os.PathLike[str] | None = None,
+    preset: str | None = None,
+    seed: int = 0,
+    with_baseline: bool = False,
+    resume: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> Run:
+    """Train a classifier on `data` into the directory `output`, as `budgetformer train` does, and open it.
+
+    `base` is a pretrained encoder, by directory or hub name, that gets head budgets; else a preset says what is trained
+    from scratch. Options are those of DataSource, such as text="review", label="verdict", validation="held_out.csv",
+    and those of Recipe, such as epochs=3, learning_rate=5e-5, max_length=128, class_weights="balanced".
+    """
+    for name in options.keys() - _SOURCE - _RECIPE:
+        near = difflib.get_close_matches(name, _SOURCE | _RECIPE, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(_SOURCE | _RECIPE))}"
+        raise UsageError(f"train: option {name!r} is not known: {hint}")
+    source = DataSource(os.fspath(data), seed=seed, **{k: v for k, v in options.items() if k in _SOURCE})
+    recipe = Recipe.make(preset, base=None if base is None else os.fspath(base))
+    recipe = recipe.changed({k: v for k, v in options.items() if k in _RECIPE}, where="train")
+    train_run(source, recipe, Path(output), with_baseline=with_baseline, resume=resume, quiet=quiet)
+    return Run.open(Path(output))
