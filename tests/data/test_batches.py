@@ -92,7 +92,9 @@ def test_collate_pads_and_masks() -> None:
     assert batch.token_type_ids is not None
     assert batch.token_type_ids.tolist() == [[0, 0, 0, 0, 1, 1], [0] * 6]
     assert batch.labels.tolist() == [0, 1]
-    assert batch.input_ids.dtype == batch.labels.dtype == torch.int64
+    tensors = batch.tensors()
+    assert list(tensors) == ["input_ids", "attention_mask", "token_type_ids", "labels"]
+    assert tensors["input_ids"].dtype == tensors["labels"].dtype == torch.int64
     assert batch.rows.tolist() == [1, 0]
 
 
@@ -100,11 +102,12 @@ def test_a_batch_is_as_wide_as_its_own_longest_row() -> None:
     batch = collate(encoded(np.array([0.5, 2], np.float32), [0, 0]), np.array([0]), pad_id=9)
     assert batch.input_ids.shape == (1, 3)
     assert batch.token_type_ids is None
-    assert batch.labels.dtype == torch.float32
-    assert batch.to("cpu").labels.tolist() == [0.5]
+    tensors = batch.tensors("cpu")
+    assert "token_type_ids" not in tensors
+    assert (tensors["labels"].dtype, tensors["labels"].tolist()) == (torch.float32, [0.5])
 
 
 def test_several_labels_are_floats() -> None:
     batch = collate(encoded(np.array([[1, 0], [1, 1]], np.uint8), [0, 0]), np.array([0, 1]), pad_id=0)
-    assert batch.labels.dtype == torch.float32
-    assert batch.labels.tolist() == [[1, 0], [1, 1]]
+    assert batch.tensors()["labels"].dtype == torch.float32
+    assert batch.tensors()["labels"].tolist() == [[1, 0], [1, 1]]

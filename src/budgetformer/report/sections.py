@@ -34,6 +34,8 @@ def training(run: Run) -> Section:
     """Loss, validation score and mean budget while training."""
     steps, epochs = ([line for line in run.history if line["kind"] == kind] for kind in ("step", "epoch"))
     twin = [line for line in run.twin_history if line["kind"] == "epoch"]
+    if not epochs:
+        return Section("training", "How it learned", "No history was recorded for this run, so there are no curves.")
     svgs = [
         draw.curves("loss", "Loss by step", "step", "loss", [
             draw.Curve("training, step", _points(steps, "step", "loss"), draw.GREY, marker=""),
