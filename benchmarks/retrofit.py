@@ -37,31 +37,32 @@ from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.timing import take_turns
 from budgetformer.data import DataSet, DataSource, collate, encode, load_tokenizer, open_data
 from budgetformer.evaluate import run_model, summarize, wilson
-from budgetformer.models import BudgetedClassifier, load_model, rank_heads, retrofit
-from budgetformer.models.freezing import freeze
+from budgetformer.models import BudgetFormerForSequenceClassification as Model
+from budgetformer.models import rank_heads, retrofit
 from budgetformer.models.sites import Budgets
 from budgetformer.nn.allocation import Dial
-from budgetformer.nn.ranking import make_cuts
+from budgetformer.nn.ranking import resolve_budget
 from budgetformer.paper.drawing import standalone
 from budgetformer.paper.probes import some_rows
 from budgetformer.paper.statistics import over_rows
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
 from budgetformer.runs.provenance import environment
+from budgetformer.training.pretrained import sample_batches
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train
 
 VALIDATION_ROWS = 1000
 LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}
+TARGET = {"target_budget": 0.25}
 TRAINED: dict[str, dict[str, Any]] = {
-    "dense": {"allocator": "all", "distill_weight": 0, "distill_layers": 0},
-    "budgeted": {},
-    "static": {"allocator": "order"},
-    "paper": {"allocator": "learned"},
-    "random": {"allocator": "order", "learn_order": False},
-    "michel-tuned": {"allocator": "order", "learn_order": False},
+    "dense": {"gates": {"kind": "all"}, "distill_weight": 0, "distill_layers": 0},
+    "budgeted": {"gates": {"kind": "ranked", **TARGET}},
+    "static": {"gates": {"kind": "order", **TARGET}},
+    "paper": {"gates": {"kind": "learned", **TARGET}},
+    "random": {"gates": {"kind": "order", "learn_order": False, **TARGET}},
+    "michel-tuned": {"gates": {"kind": "order", "learn_order": False, **TARGET}},
 }
-TAUGHT = {"target_budget": 0.25, "distill_layers": 1.0}
 SAID = {
     "start": "dense, fine-tuned",
     "dense": "dense, trained on",
@@ -155,32 +156,32 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
         return {"points": [tfidf(options, dataset)]}
     data, began = source(options, dataset), time.monotonic()
     if method == "start":
-        chosen = recipe(options, dataset, options.base, dense_epochs=0, model={"allocator": "all", "distill_weight": 0})
+        dense = {"gates": {"kind": "all"}, "distill_weight": 0}
+        chosen = recipe(options, dataset, options.base, dense_epochs=0, model=dense)
         train(data, chosen, runs / "start", seed=seed, resume=True, evaluate=False)
     elif method in TRAINED:
         ranking = "random" if method == "random" else "importance"
-        chosen = recipe(
-            options, dataset, runs / "start", dense_epochs=0, ranking=ranking, model={**TAUGHT, **TRAINED[method]}
-        )
+        model = {"distill_layers": 1.0, **TRAINED[method]}
+        chosen = recipe(options, dataset, runs / "start", dense_epochs=0, ranking=ranking, model=model)
         train(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
     trained = time.monotonic() - began
     test = TestRows(options, dataset, seed)
     shares = [f"{share:g}" for share in options.shares]
     if method in ("start", "dense"):
-        found = [test.point(load_model(runs / method), "full", method)]
+        found = [test.point(Model.from_pretrained(runs / method), "full", method)]
     elif method == "frozen":
-        model = load_model(runs / "budgeted")
-        found = [test.point(freeze(model, float(s)), "learned") | {"dial": f"frozen:{s}"} for s in shares]
+        model = Model.from_pretrained(runs / "budgeted")
+        found = [test.point(model.freeze(float(s)), "learned") | {"dial": f"frozen:{s}"} for s in shares]
     elif method in ("michel", "untrained"):
-        start = load_model(runs / ("dense" if (runs / "dense").exists() else "start"))
-        assert isinstance(start, BudgetedClassifier)
-        pruned, rows = retrofit(start.plain().eval(), allocator="order"), open_data(data)
+        start = Model.from_pretrained(runs / ("dense" if (runs / "dense").exists() else "start"))
+        pruned, rows = retrofit(start.plain().eval(), gates={"kind": "order"}), open_data(data)
         seen = encode(rows.splits["train"], rows, test.tokenizer, LENGTH.get(dataset, 128))
-        rank_heads(pruned, seen, ranking="random" if method == "untrained" else "importance", seed=seed)
+        sample = sample_batches(seen, pruned, rows=1024)
+        rank_heads(pruned, sample, ranking="random" if method == "untrained" else "importance", seed=seed)
         found = [test.point(pruned, f"mean:{s}") for s in shares]
     else:
         mode = "fixed" if method == "paper" else "mean"
-        model = load_model(runs / method)
+        model = Model.from_pretrained(runs / method)
         found = [test.point(model, dial) for dial in (*(f"{mode}:{s}" for s in shares), *options.also)]
     return {"points": found, "training_seconds": trained}
 
@@ -236,14 +237,12 @@ def clock(options: argparse.Namespace) -> None:
     results.mkdir(parents=True, exist_ok=True)
     for dataset in options.datasets:
         runs, rows = Path(options.runs) / dataset / "0", []
-        start, model = load_model(runs / "start"), load_model(runs / "budgeted")
-        assert isinstance(start, BudgetedClassifier)
-        assert isinstance(model, BudgetedClassifier)
+        start, model = Model.from_pretrained(runs / "start"), Model.from_pretrained(runs / "budgeted")
         plain, tokenizer = start.plain().eval(), load_tokenizer(runs / "start", offline=True)
         data = opened(options, dataset)
         test = encode(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
         by_length = np.argsort(test.lengths, kind="stable")
-        frozen = {f"frozen:{share:g}": freeze(model, share) for share in options.shares}
+        frozen = {f"frozen:{share:g}": model.freeze(share) for share in options.shares}
         for batch in options.batches:
             first = (len(by_length) - batch) // 2
             rows_in = collate(test, by_length[first : first + batch], model.config.pad_token_id or 0)
@@ -286,17 +285,15 @@ def whole(
     return ways | {name: lambda m=small: m(ids, token_type_ids=types) for name, small in frozen.items()}
 
 
-def blocks(
-    plain: Any, model: BudgetedClassifier, ids: torch.Tensor, types: torch.Tensor, shares: list[float]
-) -> dict[str, Any]:
+def blocks(plain: Any, model: Model, ids: torch.Tensor, types: torch.Tensor, shares: list[float]) -> dict[str, Any]:
     """All attention blocks of a BERT one after the other, each on the states that its model hands it."""
     theirs = [layer.attention for layer in plain.bert.encoder.layer]
-    ours = [layer.attention for layer in model.model.bert.encoder.layer]
+    ours = [layer.attention for layer in model.base.bert.encoder.layer]
     states = inputs_of(theirs, lambda: plain(ids, token_type_ids=types))
 
     def way(share: float) -> Any:
         mine = inputs_of(ours, lambda: model(ids, token_type_ids=types, budget=f"mean:{share}"))
-        cuts = make_cuts(Dial("mean", share), model.order, None, model.config.dial_shifts)
+        cuts = resolve_budget(Dial("mean", share), model.order, None, model.config.gates["threshold_offsets"])
 
         def run() -> None:
             budgets = Budgets(None, 1.0, cuts)

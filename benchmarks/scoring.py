@@ -43,7 +43,11 @@ def make_run(folder: Path, preset: str) -> None:
     tokenizer = train_tokenizer([" ".join(WORDS)] * 3, vocab_size=500)
     torch.manual_seed(0)
     config = BudgetFormerConfig.preset(
-        preset, vocab_size=len(tokenizer), id2label={0: "a", 1: "b"}, training_progress=1.0, budget_as="count"
+        preset,
+        vocab_size=len(tokenizer),
+        id2label={0: "a", 1: "b"},
+        training_progress=1.0,
+        gates={"budget_as": "count"},
     )
     BudgetFormerForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)

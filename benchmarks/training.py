@@ -86,7 +86,7 @@ def main() -> None:
     }  # fmt: skip
     torch.manual_seed(0)
     config = BudgetFormerConfig(**shape)
-    twin = BudgetFormerConfig(**shape, allocator="all")
+    twin = BudgetFormerConfig(**shape, gates={"kind": "all"})
     steps = {
         "budgetformer": stepper(BudgetFormerForSequenceClassification(config).train(), plain=False),
         "dense": stepper(BudgetFormerForSequenceClassification(twin).train(), plain=False),

@@ -238,7 +238,7 @@ def test_pipelines_searches_and_cross_validation() -> None:
         ({"options": {"epochs": 1}}, ValueError, "options: 'epochs' is a parameter of its own"),
         ({"options": {"base": "x"}}, ValueError, "options: 'base' is a parameter of its own"),
         ({"class_weight": "heavy"}, ValueError, "class_weight='heavy': give None or 'balanced'"),
-        ({"options": {"model": {"min_head": 0}}}, ValueError, "did you mean 'min_heads'"),
+        ({"options": {"model": {"gates": {"min_head": 0}}}}, ValueError, "did you mean 'min_heads'"),
     ],
 )
 def test_wrong_use_is_explained(changes: dict[str, Any], error: type[Exception], message: str) -> None:

@@ -13,20 +13,18 @@ from torch import Tensor
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification, ProgressCallback
 from budgetformer.cost.paper import parameters
+from tests.gates import sorted_options
 
-ALLOCATORS = [
-    {"allocator": "learned"},
-    {"allocator": "all"},
-    {"allocator": "fixed", "fixed_budget": 0.5},
-    {"allocator": "random"},
-    {"allocator": "static"},
-]
+KINDS = [{"kind": "learned"}, {"kind": "all"}, {"kind": "fixed", "fixed_budget": 0.5}, {"kind": "random"},
+         {"kind": "static"}]  # fmt: skip
 
 
 def build(**options: Any) -> BudgetFormerForSequenceClassification:
     torch.manual_seed(1)
     defaults = {"vocab_size": 100, "num_labels": 3, "training_progress": 1.0}
-    return BudgetFormerForSequenceClassification(BudgetFormerConfig.preset("tiny", **{**defaults, **options})).eval()
+    return BudgetFormerForSequenceClassification(
+        BudgetFormerConfig.preset("tiny", **sorted_options(**{**defaults, **options}))
+    ).eval()
 
 
 def batch(lengths: list[int], width: int | None = None) -> tuple[Tensor, Tensor]:
@@ -37,12 +35,12 @@ def batch(lengths: list[int], width: int | None = None) -> tuple[Tensor, Tensor]
     return ids * mask, mask.long()
 
 
-@pytest.mark.parametrize(("allocator", "count"), [("all", 51_794_691), ("learned", 54_184_743)])
-def test_the_papers_model_has_the_papers_size(allocator: Any, count: int) -> None:
+@pytest.mark.parametrize(("kind", "count"), [("all", 51_794_691), ("learned", 54_184_743)])
+def test_the_papers_model_has_the_papers_size(kind: str, count: int) -> None:
     with torch.device("meta"):
-        model = BudgetFormerForSequenceClassification(BudgetFormerConfig.paper(num_labels=3, allocator=allocator))
+        model = BudgetFormerForSequenceClassification(BudgetFormerConfig.paper(num_labels=3, gates={"kind": kind}))
     assert sum(p.numel() for p in model.parameters()) == count
-    assert parameters(3, gated=allocator == "learned") == count
+    assert parameters(3, gated=kind == "learned") == count
 
 
 @settings(max_examples=25)
@@ -61,7 +59,7 @@ def test_a_text_gets_the_same_answer_in_any_company(lengths: list[int], extra: i
         assert a.heads[place] == b.heads[0]
 
 
-@pytest.mark.parametrize("allocator", ALLOCATORS, ids=lambda a: a["allocator"])
+@pytest.mark.parametrize("gates", KINDS, ids=lambda gates: gates["kind"])
 @pytest.mark.parametrize(
     "options",
     [
@@ -74,8 +72,8 @@ def test_a_text_gets_the_same_answer_in_any_company(lengths: list[int], extra: i
     ],
     ids=lambda o: ",".join(o) or "paper",
 )
-def test_every_parameter_gets_a_gradient_in_every_step(allocator: dict[str, Any], options: dict[str, Any]) -> None:
-    model = build(**allocator, **options).train()
+def test_every_parameter_gets_a_gradient_in_every_step(gates: dict[str, Any], options: dict[str, Any]) -> None:
+    model = build(**gates, **options).train()
     ids, mask = batch([5, 2, 9])
     for progress in (0.0, 0.5, 1.0):
         model.zero_grad()
@@ -87,8 +85,8 @@ def test_every_parameter_gets_a_gradient_in_every_step(allocator: dict[str, Any]
 def test_gradients_exist_even_where_no_sample_uses_any_head(budget_as: Any) -> None:
     model = build(topk_from=0.0, min_heads=0, budget_as=budget_as).train()
     with torch.no_grad():
-        for block in model.encoder.blocks:
-            block.attention.allocator.budget_net[2].bias.fill_(-50.0)
+        for attention in model.attentions:
+            attention.allocator.budget_net[2].bias.fill_(-50.0)
     ids, mask = batch([5, 2])
     output = model(ids, mask, torch.tensor([0, 1]), progress=1.0)
     assert not any(a.active.any() for a in output.allocations)
@@ -102,7 +100,7 @@ def test_the_loss_is_the_sum_of_its_named_parts() -> None:
     output = model(ids, mask, torch.tensor([2, 0]))
     assert set(output.loss_parts) == {"task", "budget", "entropy", "cost", "target"}
     torch.testing.assert_close(output.loss, sum(output.loss_parts.values()))
-    assert set(build(allocator="all")(ids, mask, torch.tensor([2, 0])).loss_parts) == {"task"}
+    assert set(build(kind="all")(ids, mask, torch.tensor([2, 0])).loss_parts) == {"task"}
 
 
 def test_allocations_tell_what_happened_in_every_layer() -> None:
@@ -131,11 +129,11 @@ def test_evaluation_uses_the_temperature_of_the_stored_progress() -> None:
     assert cold > hot
 
 
-@pytest.mark.parametrize("allocator", ALLOCATORS, ids=lambda a: a["allocator"])
-def test_save_and_load_give_identical_logits(allocator: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("gates", KINDS, ids=lambda gates: gates["kind"])
+def test_save_and_load_give_identical_logits(gates: dict[str, Any], tmp_path: Path) -> None:
     from transformers import AutoConfig, AutoModelForSequenceClassification
 
-    model = build(**allocator, id2label={0: "no", 1: "maybe", 2: "yes"}, topk_from=0.7, renormalize=True)
+    model = build(**gates, id2label={0: "no", 1: "maybe", 2: "yes"}, topk_from=0.7, renormalize=True)
     model.save_pretrained(tmp_path)
     assert [f.suffix for f in tmp_path.iterdir() if "model" in f.name] == [".safetensors"]
     ids, mask = batch([4, 7])

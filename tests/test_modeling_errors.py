@@ -22,12 +22,24 @@ def tiny(**options: Any) -> BudgetFormerForSequenceClassification:
     ("options", "message"),
     [
         ({"hidden_size": 100, "num_attention_heads": 8}, "hidden_size=100 is not divisible by num_attention_heads=8"),
-        ({"min_head": 2}, "'min_head' is not known: did you mean 'min_heads'"),
-        ({"wormhole": 2}, "'wormhole' is not known: known keys: .*allocator"),
-        ({"allocator": "some"}, "allocator='some': give one of learned, all"),
-        ({"allocator": "fixed"}, "fixed_budget=None: they go together"),
-        ({"fixed_budget": 0.5}, "fixed_budget=0.5: they go together"),
-        ({"allocator": "fixed", "fixed_budget": 1.5}, "fixed_budget=1.5: give the fraction"),
+        ({"min_head": 2}, "'min_head' is not known: did you mean 'gates.min_heads'"),
+        ({"wormhole": 2}, "'wormhole' is not known: known keys: .*gates"),
+        ({"gates": "learned"}, "gates='learned': give a table such as"),
+        ({"gates": {"kind": "some"}}, "gates.kind='some': give one of learned, all"),
+        ({"gates": {"kind": "leaned"}}, "did you mean 'learned'"),
+        ({"gates": {"kind": "ranked"}}, "gates.kind='ranked': give one of .* for a model without a base"),
+        ({"gates": {"kind": "fixed"}}, "gates of the kind 'fixed' need fixed_budget"),
+        ({"gates": {"fixed_budget": 0.5}}, "'learned' .it is one of the kind fixed."),
+        ({"gates": {"kind": "fixed", "fixed_budget": 1.5}}, "fixed_budget=1.5: give the fraction"),
+        (
+            {"gates": {"min_haeds": 1}},
+            "gates.min_haeds is not an option of .* did you mean 'min_heads'",
+        ),
+        ({"gates": {"kind": "all", "tau_min": 1.0}}, "gates.tau_min is not an option of the kind 'all' .* takes none"),
+        ({"gates": {"tau_min": "low"}}, "gates.tau_min='low': give float"),
+        ({"gates": {"min_heads": True}}, "gates.min_heads=True: give int"),
+        ({"distill_layers": 1.0}, "distill_layers=1.0: it is for a model with a base"),
+        ({"format_version": 1}, "format_version=1: leave it out"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0: give a whole number"),
         ({"vocab_size": "many"}, "vocab_size='many'"),
         ({"dropout": 1.0}, "dropout=1.0: give a number in"),
@@ -35,10 +47,10 @@ def tiny(**options: Any) -> BudgetFormerForSequenceClassification:
         ({"hidden_act": "swish"}, "hidden_act='swish': give relu or gelu"),
         ({"training_progress": 1.2}, "training_progress=1.2: it is t/T"),
         ({"class_weights": [1.0, 2.0]}, "class_weights has 2 values for 3 labels"),
-        ({"target_budget": [0.5]}, "target_budget has 1 values for 2 layers"),
-        ({"entropy": "reversed"}, "entropy='reversed': give intended, printed or off"),
-        ({"tau_min": 0.0}, "tau_min=0.0"),
-        ({"min_heads": 9}, "min_heads=9 exceeds the 4 heads"),
+        ({"gates": {"target_budget": [0.5]}}, "target_budget has 1 values for 2 layers"),
+        ({"gates": {"entropy": "reversed"}}, "entropy='reversed': give intended, printed or off"),
+        ({"gates": {"tau_min": 0.0}}, "tau_min=0.0"),
+        ({"gates": {"min_heads": 9}}, "min_heads=9 exceeds the 4 heads"),
     ],
 )
 def test_bad_configs_are_refused(options: dict[str, Any], message: str) -> None:
@@ -118,8 +130,16 @@ def test_missing_weights_are_named(saved: Path) -> None:
         load(saved)
 
 
-def test_unknown_keys_in_a_saved_config_are_refused(saved: Path) -> None:
+def test_a_key_of_a_newer_transformers_in_a_saved_config_is_a_warning(saved: Path) -> None:
     file = saved / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "min_haeds": 2}))
-    with pytest.raises(UsageError, match="'min_haeds' is not known: did you mean 'min_heads'"):
+    file.write_text(json.dumps({**json.loads(file.read_text()), "brand_new": 2}))
+    with pytest.warns(UserWarning, match="the key 'brand_new', which is not known here and is ignored"):
+        load(saved)
+
+
+@pytest.mark.parametrize("version", [None, 1, 99])
+def test_another_format_of_the_config_is_refused(saved: Path, version: int | None) -> None:
+    file = saved / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": version}))
+    with pytest.raises(ModelError, match=f"has format_version {version}, and 2 is read.* train again"):
         load(saved)

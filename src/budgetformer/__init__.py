@@ -13,12 +13,12 @@ __version__ = "0.1.0"
 _HOMES = {
     "Allocation": "budgetformer.nn.allocation",
     "BudgetFormerClassifier": "budgetformer.estimator",
-    "BudgetFormerConfig": "budgetformer.models.model",
+    "BudgetFormerConfig": "budgetformer.models",
     "BudgetFormerError": "budgetformer.errors",
-    "BudgetFormerForSequenceClassification": "budgetformer.models.model",
-    "BudgetFormerOutput": "budgetformer.models.model",
+    "BudgetFormerForSequenceClassification": "budgetformer.models",
+    "BudgetFormerOutput": "budgetformer.models",
     "Dial": "budgetformer.nn.allocation",
-    "ProgressCallback": "budgetformer.models.model",
+    "ProgressCallback": "budgetformer.models",
     "Run": "budgetformer.runs.run",
     "load": "budgetformer.runs.run",
     "retrofit": "budgetformer.models",
@@ -29,11 +29,11 @@ __all__ = [*_HOMES, "__version__"]
 if TYPE_CHECKING:
     from budgetformer.errors import BudgetFormerError as BudgetFormerError
     from budgetformer.estimator import BudgetFormerClassifier as BudgetFormerClassifier
+    from budgetformer.models import BudgetFormerConfig as BudgetFormerConfig
+    from budgetformer.models import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
+    from budgetformer.models import BudgetFormerOutput as BudgetFormerOutput
+    from budgetformer.models import ProgressCallback as ProgressCallback
     from budgetformer.models import retrofit as retrofit
-    from budgetformer.models.model import BudgetFormerConfig as BudgetFormerConfig
-    from budgetformer.models.model import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
-    from budgetformer.models.model import BudgetFormerOutput as BudgetFormerOutput
-    from budgetformer.models.model import ProgressCallback as ProgressCallback
     from budgetformer.nn.allocation import Allocation as Allocation
     from budgetformer.nn.allocation import Dial as Dial
     from budgetformer.runs.run import Run as Run

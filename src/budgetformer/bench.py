@@ -96,7 +96,7 @@ def selective(layer: BudgetedAttention, x_BND: Tensor, allocation: Allocation) -
 def model_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
     """The whole model, gates included, with a random set of k heads for each sample and layer, against all rivals."""
     torch.manual_seed(0)
-    budgeted = BudgetFormerForSequenceClassification(model_config(shape, allocator="random")).train(False)
+    budgeted = BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": "random"})).train(False)
     rivals = dense_rivals(shape)
     counted = replace(shape, scorer=False)
     for batch in batches:
@@ -143,7 +143,7 @@ def dense_rivals(shape: Shape) -> dict[str, nn.Module]:
         num_attention_heads=shape.heads, intermediate_size=shape.inner, hidden_act="relu", **options,
     )  # fmt: skip
     rivals = {
-        "ours": BudgetFormerForSequenceClassification(model_config(shape, allocator="all")),
+        "ours": BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": "all"})),
         "torch": _TorchEncoder(shape),
         "bert": BertForSequenceClassification(bert),
     }
@@ -159,14 +159,14 @@ shape, batch, length, k, block = json.loads(sys.argv[1])
 shape = Shape(**shape)
 torch.manual_seed(0)
 dense = k == 0
-model = BudgetFormerForSequenceClassification(model_config(shape, allocator="all" if dense else "random")).eval()
+model = BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": "all" if dense else "random"})).eval()
 ids = torch.randint(1, shape.vocab, (batch, length))
 with torch.inference_mode():
     model(ids[:1, :8])  # libraries allocate what they keep
-    x = model.encoder.embedding(ids)
+    x = model.base.encoder.embedding(ids)
     before = reset_peak()
     if block:
-        model.encoder.blocks[0].attention(x, None, 1.0, None if dense else Dial("fixed", k / shape.heads))
+        model.attentions[0](x, None, 1.0, None if dense else Dial("fixed", k / shape.heads))
     else:
         model(ids, budget=None if dense else f"fixed:{k / shape.heads}")
     print(json.dumps({"peak": max(0, peak() - before)}))

@@ -60,7 +60,7 @@ def calibrate(
     """
     config = engine.config
     _check(config, max_drop, max_cost, target_ms)
-    mode = "mean" if config.allocator in ("ranked", "order") else "max"
+    mode = "mean" if config.gate.ranks_layers else "max"
     dials = [*(f"{mode}:{share:g}" for share in SHARES), "learned", "full"]
     scores = {dial: score(engine, table, dial) for dial in dials}
     correct = {dial: is_correct(s) for dial, s in scores.items()}
@@ -99,8 +99,8 @@ def _check(
     max_cost: Sequence[float],
     target_ms: Sequence[float],
 ) -> None:
-    if config.allocator in ("all", "given"):
-        raise UsageError(f"a model with the allocator {config.allocator!r} has no dial to calibrate")
+    if not config.gate.can_dial:
+        raise UsageError(f"a model with gates of the kind {config.kind!r} has no dial to calibrate")
     if wrong := [value for value in max_drop if not 0 <= value <= 100]:
         raise UsageError(f"--max-drop {wrong[0]:g}: give points of the score, from 0 to 100")
     if wrong := [value for value in max_cost if not 0 < value <= 1]:

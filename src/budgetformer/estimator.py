@@ -40,8 +40,8 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     `fit` trains from scratch by a preset (default: small), or from `base`, a pretrained encoder's directory or name.
     X is a sequence of strings, or of pairs of strings (also as two columns). What is None comes from the preset;
-    `options` changes any other key of the recipe, such as {"patience": 2, "model": {"min_heads": 0}}. `budget` is the
-    dial, which set_params may turn after fitting. `class_weight="balanced"` weighs classes by their rarity.
+    `options` changes any other key of the recipe, such as {"patience": 2, "model": {"hidden_act": "gelu"}}. `budget` is
+    the dial, which set_params may turn after fitting. `class_weight="balanced"` weighs classes by their rarity.
     `validation_fraction` of the rows choose the epoch that is kept.
     """
 

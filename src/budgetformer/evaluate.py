@@ -231,15 +231,15 @@ def model_shape(config: BudgetFormerConfig) -> Shape:
         width=config.hidden_size,
         inner=config.intermediate_size,
         labels=config.labels,
-        budget_net=config.allocator in ("learned", "random"),
-        scorer=config.allocator in ("learned", "fixed", "ranked"),
+        budget_net=config.gate.has_budget_net,
+        scorer=config.gate.has_scorer,
     )
 
 
 def cost_of(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
     """Mean FLOPs per text: whole model, executed heads, real lengths; and the paper's own count at the same lengths."""
     shape, lengths = model_shape(config), scores.table.lengths
-    plain = config.allocator == "all"
+    plain = not config.gate.selects
     totals = {"selective": 0.0, "paper_style": 0.0, "dense": 0.0, "attention": 0.0, "attention_dense": 0.0}
     for n, rows, k in _by_length(lengths, scores.heads):
         ours = count(shape, n, k, "dense" if plain else "selective")

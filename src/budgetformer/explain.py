@@ -126,7 +126,7 @@ def _told(
     assert output.allocations is not None
     layers = [_layer(allocation) for allocation in output.allocations]
     label, probabilities = _answer(output.logits[0].float(), config)
-    tokens, gated, shape = len(pieces.ids), config.allocator != "all", model_shape(config)
+    tokens, gated, shape = len(pieces.ids), config.gate.selects, model_shape(config)
     used = count(shape, tokens, [layer["k"] for layer in layers], "selective" if gated else "dense")
     dense = count(shape, tokens, (), "dense")
     return {

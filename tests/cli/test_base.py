@@ -36,9 +36,9 @@ def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> No
     assert [d["dial"] for d in result["dials"]][:3] == ["learned", "mean:0.125", "mean:0.25"]
     assert "import budgetformer.models" in (run / "README.md").read_text()
     model, record = Run.open(run).model, Run.open(run).record
-    assert model.config.allocator == "ranked"
+    assert model.config.kind == "ranked"
     assert record["recipe"]["base"]
-    assert Run.open(run / "baseline").model.config.allocator == "all"
+    assert Run.open(run / "baseline").model.config.kind == "all"
 
 
 @pytest.mark.parametrize("keep", ["best", "last"])
@@ -139,7 +139,7 @@ def test_a_delta_run_needs_its_base(reviews: Path, tmp_path: Path, capsys: pytes
 
 def test_budgets_on_a_fine_tuned_base(run: Path, reviews: Path, base: Path, tmp_path: Path) -> None:
     once = ["--set", "dense_epochs=0", "--lr", "0.001", "--epochs", "1", "--max-length", "32"]
-    more = ["--set", "model.allocator=order", "--set", "ranking=random", "--set", "model.learn_order=false"]
+    more = ["--set", "model.gates.kind=order", "--set", "ranking=random", "--set", "model.gates.learn_order=false"]
     assert command("train", reviews, "--base", run / "baseline", "-o", tmp_path / "again", *once, *more) == 0
     assert not (tmp_path / "again" / "baseline").exists()
 
@@ -154,11 +154,11 @@ def test_the_dense_models_layers_teach_and_the_run_resumes(run: Path, reviews: P
 
 
 def test_a_base_is_only_fine_tuned_with_all_heads(reviews: Path, base: Path, tmp_path: Path) -> None:
-    plain = ["--set", "dense_epochs=0", "--set", "model.allocator=all", "--set", "model.distill_weight=0"]
+    plain = ["--set", "dense_epochs=0", "--set", "model.gates.kind=all", "--set", "model.distill_weight=0"]
     few = ["--epochs", "1", "--max-length", "32"]
     fresh = save_base(tmp_path / "base", id2label={0: "x", 1: "y", 2: "z"})
     assert command("train", reviews, "--base", fresh, "-o", tmp_path / "dense", *few, *plain) == 0
-    assert Run.open(tmp_path / "dense").model.config.allocator == "all"
+    assert Run.open(tmp_path / "dense").model.config.kind == "all"
 
 
 def test_wrong_bases_are_named(
@@ -184,7 +184,7 @@ def test_wrong_bases_are_named(
         (reviews, ["--set", "delta=true"], 2, "goes with --base"),
         (reviews, ["--base", base, "--set", "dense_epochs=-1"], 2, "dense_epochs=-1: give a whole number"),
         (reviews, ["--base", base, "--set", "ranking=best"], 2, "ranking='best': give one of importance, random"),
-        (reviews, ["--base", base, "--set", "model.target_budget=2"], 2, "target_budget=2: give fractions"),
+        (reviews, ["--base", base, "--set", "model.gates.target_budget=2"], 2, "target_budget=2: give a number"),
         (reviews, ["--base", base, "--set", "model.hidden_size=8"], 2, "hidden_size=8: it is the base's, 32"),
         (tmp_path / "other.csv", ["--base", run / "baseline"], 4, "has the labels neg, pos, and these are wanted"),
     )):  # fmt: skip

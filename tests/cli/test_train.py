@@ -122,7 +122,7 @@ def test_multi_label_regression_and_pairs_train_too(kind: str, metric: str, requ
         (["train", "{reviews}", "-o", "{full}"], 2, "is not empty and holds no run"),
         (["train", "{reviews}", "-o", "{new}", "--preset", "huge"], 2, "preset 'huge' is not known"),
         (["train", "{reviews}", "-o", "{new}", "--epochs", "0"], 2, "epochs=0"),
-        (["train", "{reviews}", "-o", "{new}", "--set", "model.min_head=0"], 2, "did you mean 'min_heads'"),
+        (["train", "{reviews}", "-o", "{new}", "--set", "model.gates.min_head=0"], 2, "did you mean 'min_heads'"),
         (["train", "{reviews}", "-o", "{new}", "--recipe", "{missing}.toml"], 2, "does not exist"),
         (["train", "{reviews}", "-o", "{new}", "--max-length", "9999"], 2, "exceeds max_position_embeddings"),
         (["train", "{reviews}", "-o", "{new}", "--label", "sentimental"], 3, "sentimental"),

@@ -46,9 +46,9 @@ def _sdpa_flops(query: Any, key: Any, value: Any, *args: Any, out_shape: Any = N
     return 2 * 2 * B * H * N * key[2] * d
 
 
-@pytest.mark.parametrize("allocator", ["learned", "all", "static", "random"])
-def test_closed_form_equals_torchs_counter(allocator: Any) -> None:
-    config = BudgetFormerConfig.preset("tiny", vocab_size=50, num_labels=3, allocator=allocator)
+@pytest.mark.parametrize("kind", ["learned", "all", "static", "random"])
+def test_closed_form_equals_torchs_counter(kind: str) -> None:
+    config = BudgetFormerConfig.preset("tiny", vocab_size=50, num_labels=3, gates={"kind": kind})
     model = BudgetFormerForSequenceClassification(config).train()  # the definition: every head is computed
     B, N = 3, 11
     mask = torch.ones(B, N)
@@ -56,8 +56,8 @@ def test_closed_form_equals_torchs_counter(allocator: Any) -> None:
     mapping = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _sdpa_flops}
     with FlopCounterMode(display=False, custom_mapping=mapping) as counter, torch.inference_mode():
         model(torch.ones(B, N, dtype=torch.long), mask)
-    mode = "dense" if allocator == "all" else "paper"
+    mode = "dense" if kind == "all" else "paper"
     expected = count(model_shape(config), N, [4, 4], mode).total
-    if allocator == "static":
+    if kind == "static":
         expected += 2 * 2 * N * 64  # it pools, although nothing reads the result
     assert counter.get_total_flops() == B * expected

@@ -117,9 +117,9 @@ def test_a_graph_that_disagrees_is_not_written(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def wrong(model: Any, dial: Dial, **options: Any) -> Any:
-        model.classifier.bias.data[0] += 0.001
+        model.base.classifier.bias.data[0] += 0.001
         graph = build(model, dial, **options)
-        model.classifier.bias.data[0] -= 0.001
+        model.base.classifier.bias.data[0] -= 0.001
         return graph
 
     monkeypatch.setattr(export_module, "build", wrong)
@@ -239,9 +239,9 @@ def test_wrong_input_is_refused(ids: Any, mask: Any, options: Any, message: str,
 def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:
     ids = np.concatenate([np.random.default_rng(row).integers(0, 30, 6) for row in range(300)])
     rows = CheckRows(make_table(ids, [6] * 300), "300 rows")
-    decided, torn = make_model(), make_model(allocator="fixed")
-    for block in torn.encoder.blocks:
-        block.attention.allocator.fixed_budget = 0.5 + 1e-6  # type: ignore[assignment]
+    decided, torn = make_model(), make_model(gates={"kind": "fixed"})
+    for attention in torn.attentions:
+        attention.allocator.fixed_budget = 0.5 + 1e-6  # type: ignore[assignment]
     for model, passes in ((decided, False), (torn, True)):
         theirs = score(TorchEngine(model), rows.table, Dial())
         assert check_equal(model, Dial(), rows, theirs, theirs)["undecided_rows"] == 0

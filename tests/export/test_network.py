@@ -13,6 +13,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.gates import sorted_options
 
 from budgetformer.engine.onnx import session
 from budgetformer.errors import ModelError, UsageError
@@ -24,7 +25,7 @@ from budgetformer.nn.allocation import Dial, LearnedHeads
 VOCAB, POSITIONS = 30, 12
 OPTIONS = st.fixed_dictionaries({
     "num_attention_heads": st.sampled_from([1, 2, 4]),
-    "allocator": st.sampled_from(["learned", "learned", "fixed", "static", "all"]),
+    "kind": st.sampled_from(["learned", "learned", "fixed", "static", "all"]),
     "budget_as": st.sampled_from(["gain", "count"]),
     "renormalize": st.booleans(),
     "rounding": st.sampled_from(["floor", "round", "ceil"]),
@@ -41,11 +42,10 @@ DIALS = st.sampled_from(["learned", "learned", "full", "fixed:0.25", "fixed:0", 
 
 def make_model(**options: Any) -> BudgetFormerForSequenceClassification:
     """A small model with weights far from zero, so that texts differ in their heads."""
-    if options.get("allocator") == "fixed":
-        options["fixed_budget"] = 0.55
+    options = {"num_attention_heads": 4, "fixed_budget": 0.55, **options}
     config = BudgetFormerConfig(
         vocab_size=VOCAB, hidden_size=16, num_hidden_layers=2, intermediate_size=24, num_labels=3,
-        max_position_embeddings=POSITIONS, **{"num_attention_heads": 4, **options},
+        max_position_embeddings=POSITIONS, **sorted_options(**options),
     )  # fmt: skip
     model = BudgetFormerForSequenceClassification(config).eval()
     for parameter in model.parameters():
@@ -133,7 +133,7 @@ def test_a_head_that_nobody_chose_is_not_even_read() -> None:
     unpopular(model, 2)
     batch = make_batch(6, 7)
     clean, _, ours, _ = both(model, batch, "fixed:0.5")
-    for block in model.encoder.blocks:
+    for block in model.base.encoder.blocks:
         d = block.attention.qkv.in_features // 4
         block.attention.qkv.weight.data[3 * 2 * d : 3 * 3 * d] = float("nan")
         block.attention.out.weight.data[:, 2 * d : 3 * d] = float("nan")
@@ -177,7 +177,7 @@ def test_no_sum_can_be_lost_between_threads() -> None:
 
 
 def test_what_is_drawn_at_random_is_refused() -> None:
-    with pytest.raises(ModelError, match="allocator='random' draws its heads anew"):
-        build(make_model(allocator="random"), Dial())
+    with pytest.raises(ModelError, match="gates of the kind 'random' draw their heads anew"):
+        build(make_model(kind="random"), Dial())
     with pytest.raises(UsageError, match="budget 'random' cannot be exported"):
         build(make_model(), Dial.parse("random"))

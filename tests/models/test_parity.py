@@ -8,21 +8,22 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from budgetformer.models import BudgetedClassifier, retrofit
+from budgetformer.models import BudgetFormerForSequenceClassification as Model
+from budgetformer.models import retrofit
 from budgetformer.nn import selective
 from budgetformer.nn.selective import Costs
 from tests.models.tiny import HEADS, KINDS, LAYERS, ragged, tiny
 
 
-@pytest.mark.parametrize("allocator", ["ranked", "order", "learned", "all"])
+@pytest.mark.parametrize("gates", ["ranked", "order", "learned", "all"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("training", [False, True])
-def test_the_first_step_is_the_originals(kind: str, allocator: str, training: bool) -> None:
+def test_the_first_step_is_the_originals(kind: str, gates: str, training: bool) -> None:
     original = tiny(kind).train(training)
     ids, mask = ragged()
     with torch.no_grad():
         expected = original(ids, attention_mask=mask).logits
-    model = retrofit(original, allocator=allocator)
+    model = retrofit(original, gates={"kind": gates})
     assert model.training == training
     with torch.no_grad():
         output = model(ids, mask, labels=torch.tensor([0, 1, 2, 0, 1]))
@@ -50,7 +51,7 @@ def test_selective_execution_equals_the_definition(kind: str, budget: str, way: 
     model = retrofit(tiny(kind)).eval()
     model.config.training_progress = 1.0
     with torch.no_grad():
-        for gate in model.gates:
+        for gate in model.ranked_gates:
             gate.score.copy_(torch.rand(HEADS))
             gate.scorer.weight.normal_(std=0.05)
     ids, mask = ragged()
@@ -73,7 +74,7 @@ def test_whole_models_save_reload_and_go_back_to_plain(kind: str, tmp_path) -> N
     model = retrofit(original)
     ids, mask = ragged()
     model.save_pretrained(tmp_path)
-    again = BudgetedClassifier.from_pretrained(tmp_path)
+    again = Model.from_pretrained(tmp_path)
     with torch.no_grad():
         assert torch.equal(again(ids, mask).logits, model(ids, mask).logits)
     after = again.plain().state_dict()
@@ -82,11 +83,11 @@ def test_whole_models_save_reload_and_go_back_to_plain(kind: str, tmp_path) -> N
 
 
 def test_the_papers_gates_reload_too(tmp_path) -> None:
-    model = retrofit(tiny("bert"), allocator="learned")
+    model = retrofit(tiny("bert"), gates={"kind": "learned"})
     model.save_pretrained(tmp_path)
     ids, mask = ragged()
     with torch.no_grad():
-        assert torch.equal(BudgetedClassifier.from_pretrained(tmp_path)(ids, mask).logits, model(ids, mask).logits)
+        assert torch.equal(Model.from_pretrained(tmp_path)(ids, mask).logits, model(ids, mask).logits)
 
 
 def test_attention_maps_can_be_asked_for() -> None:

@@ -11,20 +11,19 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from budgetformer.data import TokenTable
+from budgetformer.data import TokenTable, collate, eval_plan
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.models import (
-    BudgetedClassifier,
-    RetrofitConfig,
+    BudgetFormerConfig,
     base_hash,
+    calibrate_thresholds,
     load_base,
     rank_heads,
     retrofit,
-    settle_order,
 )
-from budgetformer.models.freezing import freeze
+from budgetformer.models import BudgetFormerForSequenceClassification as Model
 from budgetformer.models.sites import RetrofitAttention
 from tests.models.tiny import HEADS, KINDS, LAYERS, VOCAB, ragged, tiny
 from tests.tables import make_table
@@ -42,8 +41,12 @@ def encoded(rows: int = 12) -> TokenTable:
     )
 
 
+def batches(data: TokenTable) -> list[dict[str, torch.Tensor]]:
+    return [collate(data, rows, 0).tensors() for rows in eval_plan(data.lengths, token_budget=64)]
+
+
 def test_training_draws_budgets_that_fall_smoothly() -> None:
-    model = retrofit(tiny("bert"), allocator="ranked", target_budget=0.25, budget_low=0.1).train()
+    model = retrofit(tiny("bert"), gates={"kind": "ranked", "target_budget": 0.25, "budget_low": 0.1}).train()
     ids, mask = ragged(batch=64)
     shares = []
     for progress in (0.0, 0.15, 1.0):
@@ -58,8 +61,8 @@ def test_training_draws_budgets_that_fall_smoothly() -> None:
 
 
 def test_every_parameter_learns_and_a_price_and_a_teacher_join_the_loss() -> None:
-    model = retrofit(tiny("roberta"), cost_weight=0.1, target_budget=None).train()
-    rank_heads(model, encoded())
+    model = retrofit(tiny("roberta"), gates={"cost_weight": 0.1, "target_budget": None}).train()
+    rank_heads(model, batches(encoded()))
     ids, mask = ragged()
     out = model(ids, mask, LABELS, progress=0.5, teacher_logits=torch.randn(5, 3))
     assert set(out.loss_parts) == {"task", "target", "cost", "distill"}
@@ -82,16 +85,16 @@ def test_other_tasks_learn_from_a_teacher_too(task: str, labels: int) -> None:
 def test_layers_are_taught_as_a_share_of_the_teachers_states(kind: str) -> None:
     model = retrofit(tiny(kind), distill_layers=3.0, distill_weight=0.0).eval()
     ids, mask = ragged()
-    lessons = model.lessons(ids, mask)
-    torch.testing.assert_close(lessons["teacher_logits"], model(ids, mask, budget="full").logits)
-    assert len(lessons["teacher_states"]) == LAYERS
-    same = model(ids, mask, LABELS, budget="full", **lessons).loss_parts
+    targets = model.teacher_targets(ids, mask)
+    torch.testing.assert_close(targets["teacher_logits"], model(ids, mask, budget="full").logits)
+    assert len(targets["teacher_states"]) == LAYERS
+    same = model(ids, mask, LABELS, budget="full", **targets).loss_parts
     assert set(same) == {"task", "layers"}
     assert same["layers"] == 0
-    doubled = {**lessons, "teacher_states": [2 * state for state in lessons["teacher_states"]]}
+    doubled = {**targets, "teacher_states": [2 * state for state in targets["teacher_states"]]}
     far = model(ids, mask, LABELS, budget="full", **doubled).loss_parts["layers"]
     torch.testing.assert_close(far, torch.tensor(3 * 0.25))  # |x - 2x|^2 is a quarter of |2x|^2
-    noise = [s + 9 * (1 - mask)[..., None] for s in lessons["teacher_states"]]  # padding teaches nothing
+    noise = [s + 9 * (1 - mask)[..., None] for s in targets["teacher_states"]]  # padding teaches nothing
     assert model(ids, mask, LABELS, budget="full", teacher_states=noise).loss_parts["layers"] == 0
 
 
@@ -100,7 +103,7 @@ def test_a_bases_dropout_can_be_changed(kind: str, tmp_path: Path) -> None:
     ids, mask = ragged()
     model = retrofit(tiny(kind), dropout=0.5, attention_dropout=0.5)
     model.save_pretrained(tmp_path)
-    for changed in (model, BudgetedClassifier.from_pretrained(tmp_path)):
+    for changed in (model, Model.from_pretrained(tmp_path)):
         changed.train()
         assert not torch.equal(changed(ids, mask).logits, changed(ids, mask).logits)
         attention = next(m for m in changed.modules() if isinstance(m, RetrofitAttention))
@@ -111,8 +114,8 @@ def test_a_bases_dropout_can_be_changed(kind: str, tmp_path: Path) -> None:
 
 def test_importance_is_the_gradient_by_a_heads_weight() -> None:
     model, data = retrofit(tiny("bert")), encoded(6)
-    importance = rank_heads(model, data)
-    core = model.model.bert.encoder.layer[1].attention.self.core
+    importance = rank_heads(model, batches(data))
+    core = model.base.bert.encoder.layer[1].attention.self.core
     d = core.out.weight.shape[0] // HEADS
     found, kept = [], core.out.weight.detach().clone()
     for head in range(HEADS):
@@ -136,26 +139,26 @@ def test_importance_is_the_gradient_by_a_heads_weight() -> None:
 
 
 def test_a_random_order_is_the_seeds_and_the_gates_know_the_mean_input() -> None:
-    model = retrofit(tiny("bert"), learn_order=False)
-    rank_heads(model, encoded(), ranking="random", seed=1)
+    model = retrofit(tiny("bert"), gates={"learn_order": False})
+    rank_heads(model, batches(encoded()), ranking="random", seed=1)
     first = model.order.clone()
-    rank_heads(model, encoded(), ranking="random", seed=1)
+    rank_heads(model, batches(encoded()), ranking="random", seed=1)
     assert torch.equal(first, model.order)
-    assert not model.gates[0].score.requires_grad
-    assert model.gates[0].centre.abs().max() > 0
-    with pytest.raises(UsageError, match="allocator='all' has no order of heads"):
-        rank_heads(retrofit(tiny("bert"), allocator="all"), encoded())
+    assert not model.ranked_gates[0].score.requires_grad
+    assert model.ranked_gates[0].centre.abs().max() > 0
+    with pytest.raises(UsageError, match="'all' have no order of heads"):
+        rank_heads(retrofit(tiny("bert"), gates={"kind": "all"}), [])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_frozen_model_is_the_static_order_cut(kind: str, tmp_path: Path) -> None:
-    model = retrofit(tiny(kind), allocator="order").eval()
-    rank_heads(model, encoded())
+    model = retrofit(tiny(kind), gates={"kind": "order"}).eval()
+    rank_heads(model, batches(encoded()))
     ids, mask = ragged()
     for budget in (0.4, 0.0):
-        frozen = freeze(model, budget)
+        frozen = model.freeze(budget)
         frozen.save_pretrained(tmp_path / str(budget))
-        again = BudgetedClassifier.from_pretrained(tmp_path / str(budget)).eval()
+        again = Model.from_pretrained(tmp_path / str(budget)).eval()
         with torch.no_grad():
             expected = model(ids, mask, budget=f"fixed:{budget}")
             found = again(ids, mask)
@@ -169,62 +172,62 @@ def test_frozen_with_all_heads_it_is_an_ordinary_model(tmp_path: Path) -> None:
     ids, mask = ragged()
     with torch.no_grad():
         expected = original(ids, attention_mask=mask).logits
-    freeze(retrofit(original), 1.0).save_pretrained(tmp_path)
+    retrofit(original).freeze(1.0).save_pretrained(tmp_path)
     ordinary = AutoModelForSequenceClassification.from_pretrained(tmp_path)
     assert type(ordinary).__name__ == "BertForSequenceClassification"
     assert ordinary.config.id2label[2] == "c"
     with torch.no_grad():
         torch.testing.assert_close(ordinary(ids, attention_mask=mask).logits, expected)
     with pytest.raises(UsageError, match=r"budget 1\.5 is outside"):
-        freeze(retrofit(tiny("bert")), 1.5)
-    with pytest.raises(UsageError, match="'all' has no order of heads to freeze"):
-        freeze(retrofit(tiny("bert"), allocator="all"), 0.5)
+        retrofit(tiny("bert")).freeze(1.5)
+    with pytest.raises(UsageError, match="'all' have no order of heads to freeze"):
+        retrofit(tiny("bert"), gates={"kind": "all"}).freeze(0.5)
 
 
 @pytest.fixture
-def delta(tmp_path: Path) -> tuple[Path, Path, BudgetedClassifier]:
+def delta(tmp_path: Path) -> tuple[Path, Path, Model]:
     """A base on disk, a delta on it, and the model that was saved."""
     tiny("bert").save_pretrained(tmp_path / "base")
     base, fresh = load_base(str(tmp_path / "base"))
     model = retrofit(base, base_name=str(tmp_path / "base"), base_sha256=base_hash(base, fresh))
     model.keep_base(fresh)
     with torch.no_grad():
-        model.model.classifier.weight.add_(1.0)
-        model.gates[0].score.add_(0.5)
+        model.base.classifier.weight.add_(1.0)
+        model.ranked_gates[0].score.add_(0.5)
     model.save_pretrained(tmp_path / "delta")
     return tmp_path / "base", tmp_path / "delta", model
 
 
-def test_a_delta_is_small_and_loads_on_its_base(delta: tuple[Path, Path, BudgetedClassifier]) -> None:
+def test_a_delta_is_small_and_loads_on_its_base(delta: tuple[Path, Path, Model]) -> None:
     base, folder, model = delta
     names = load_file(folder / "model.safetensors").keys()
     assert all(".allocator." in name or "classifier" in name for name in names)
-    again = BudgetedClassifier.from_pretrained(folder)
+    again = Model.from_pretrained(folder)
     ids, mask = ragged()
     with torch.no_grad():
         assert torch.equal(again(ids, mask).logits, model.eval()(ids, mask).logits)
     base.rename(base.with_name("elsewhere"))
     with pytest.raises(ModelError, match=r"is a delta on the base .* which cannot be loaded .* put the base back"):
-        BudgetedClassifier.from_pretrained(folder)
-    moved = BudgetedClassifier.from_pretrained(folder, base=str(base.with_name("elsewhere")))
-    assert torch.equal(moved.gates[0].score, model.gates[0].score)
+        Model.from_pretrained(folder)
+    moved = Model.from_pretrained(folder, base=str(base.with_name("elsewhere")))
+    assert torch.equal(moved.ranked_gates[0].score, model.ranked_gates[0].score)
     moved.save_pretrained(folder.with_name("again"))
     assert load_file(folder.with_name("again") / "model.safetensors").keys() == names
 
 
-def test_a_base_that_changed_is_refused(delta: tuple[Path, Path, BudgetedClassifier]) -> None:
+def test_a_base_that_changed_is_refused(delta: tuple[Path, Path, Model]) -> None:
     base, folder, _ = delta
     weights = load_file(base / "model.safetensors")
     weights["bert.encoder.layer.0.attention.self.query.weight"][0, 0] += 1e-3
     save_file(weights, base / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ModelError, match=r"with the hash \w{12}, but that base's weights have the hash \w{12} now"):
-        BudgetedClassifier.from_pretrained(folder)
+        Model.from_pretrained(folder)
 
 
 def test_auto_classes_know_it(tmp_path: Path) -> None:
     retrofit(tiny("electra")).save_pretrained(tmp_path)
-    assert isinstance(AutoConfig.from_pretrained(tmp_path), RetrofitConfig)
-    assert isinstance(AutoModelForSequenceClassification.from_pretrained(tmp_path), BudgetedClassifier)
+    assert isinstance(AutoConfig.from_pretrained(tmp_path), BudgetFormerConfig)
+    assert isinstance(AutoModelForSequenceClassification.from_pretrained(tmp_path), Model)
 
 
 def test_wrong_models_are_named(tmp_path: Path) -> None:
@@ -244,12 +247,16 @@ def test_wrong_models_are_named(tmp_path: Path) -> None:
 
 def test_wrong_options_and_inputs_are_named() -> None:
     for options, message in (
-        ({"budget_low": 2}, "budget_low=2: give a number in"),
-        ({"target_budget": 1.5}, "target_budget=1.5: give fractions"),
+        ({"gates": {"budget_low": 2}}, "budget_low=2: give a number in"),
+        ({"gates": {"target_budget": 1.5}}, "target_budget=1.5: give a number in"),
+        ({"gates": {"target_budget": [0.5]}}, r"gates.target_budget=\[0.5\]: give float or None"),
         ({"distill_weight": -1}, "distill_weight=-1"),
-        ({"allocator": "given"}, "allocator='given' and kept_heads go together"),
-        ({"allocator": "fixed"}, "allocator='fixed': give one of ranked, order"),
-        ({"budget_lo": 0.1}, "did you mean 'budget_low'"),
+        ({"gates": {"kind": "frozen"}}, "gates of the kind 'frozen' need heads"),
+        ({"gates": {"kind": "frozen", "heads": [[0]]}}, "give a list for each of 3 layers"),
+        ({"gates": {"kind": "fixed"}}, "gates.kind='fixed': give one of learned, all, ranked, order, frozen"),
+        ({"gates": {"budget_lo": 0.1}}, "did you mean 'budget_low'"),
+        ({"budget_lo": 0.1}, "did you mean 'gates.budget_low'"),
+        ({"pooling": "mean"}, "pooling='mean': it is the base's; leave it out"),
     ):
         with pytest.raises(UsageError, match=message):
             retrofit(tiny("bert"), **options)
@@ -282,7 +289,7 @@ def test_the_real_minilm_is_the_originals_too() -> None:
 
 def test_the_mean_input_follows_training_and_stays_at_evaluation() -> None:
     model = retrofit(tiny("bert"))
-    gate, x = model.gates[0], torch.randn(4, 5, model.config.hidden_size)
+    gate, x = model.ranked_gates[0], torch.randn(4, 5, model.config.hidden_size)
     gate.eval()
     gate.scores(x, None)
     assert gate.centre.abs().sum() == 0
@@ -290,20 +297,19 @@ def test_the_mean_input_follows_training_and_stays_at_evaluation() -> None:
     gate.scores(x[:1], None)
     gate.scores(x[1:], None)
     assert gate.centre.abs().sum() == 0  # pieces of a step are put together
-    gate.follow()
+    gate.update_centre()
     torch.testing.assert_close(gate.centre, 0.05 * x.mean(dim=(0, 1)))
-    gate.follow()  # nothing was seen since
+    gate.update_centre()  # nothing was seen since
     torch.testing.assert_close(gate.centre, 0.05 * x.mean(dim=(0, 1)))
 
 
 def test_settling_makes_the_dial_exact_and_changes_no_score(tmp_path: Path) -> None:
-    model = retrofit(tiny("bert"), allocator="ranked")
+    model = retrofit(tiny("bert"), gates={"kind": "ranked"})
     data = encoded(40)
-    rank_heads(model, data)
+    rank_heads(model, batches(data))
     torch.manual_seed(0)
     with torch.no_grad():
-        for gate in model.gates:
-            assert gate.scorer is not None
+        for gate in model.ranked_gates:
             gate.scorer.weight.normal_(std=0.3)
             gate.centre += 1.0  # the mean input has drifted since the start
 
@@ -311,34 +317,33 @@ def test_settling_makes_the_dial_exact_and_changes_no_score(tmp_path: Path) -> N
         return float(score(TorchEngine(model), data, f"mean:{asked}").heads.mean() / HEADS)
 
     before, x = score(TorchEngine(model), data, "full"), torch.randn(3, 5, model.config.hidden_size)
-    scores = [gate.scores(x, None) for gate in model.gates]
+    scores = [gate.scores(x, None) for gate in model.ranked_gates]
     assert abs(executed(0.5) - 0.5) > 0.1
-    settle_order(model, data)
+    calibrate_thresholds(model, batches(data))
     shares = [executed(k / 12) for k in range(13)]
     assert shares == sorted(shares)
     assert [k for k in range(13) if abs(shares[k] - k / 12) > 0.1] == []
     assert [k for k in (3, 6, 9) if abs(shares[k] - k / 12) > 0.03] == []
     assert (executed(0), executed(1)) == (0, 1)
     assert score(TorchEngine(model), data, "fixed:0.5").heads.sum(1).tolist() == [LAYERS * HEADS // 2] * len(data)
-    for gate, was in zip(model.gates, scores, strict=True):
+    for gate, was in zip(model.ranked_gates, scores, strict=True):
         torch.testing.assert_close(gate.scores(x, None), was)
     np.testing.assert_array_equal(score(TorchEngine(model), data, "full").logits, before.logits)
     model.save_pretrained(tmp_path)
-    again = score(TorchEngine(BudgetedClassifier.from_pretrained(tmp_path)), data, "mean:0.25")
+    again = score(TorchEngine(Model.from_pretrained(tmp_path)), data, "mean:0.25")
     np.testing.assert_array_equal(again.heads, score(TorchEngine(model), data, "mean:0.25").heads)
-    settle_order(retrofit(tiny("bert"), allocator="order"), data)  # nothing to move
+    calibrate_thresholds(retrofit(tiny("bert"), gates={"kind": "order"}), batches(data))  # nothing to move
 
 
 @pytest.mark.parametrize(("layers", "heads"), [(1, 1), (1, 2), (2, 3), (3, 1)])
 def test_settling_few_heads_leaves_a_whole_dial(layers: int, heads: int) -> None:
     shape = {"num_hidden_layers": layers, "num_attention_heads": heads, "hidden_size": 6 * heads}
     model, data = retrofit(tiny("bert", **shape)), encoded(40)
-    rank_heads(model, data)
+    rank_heads(model, batches(data))
     with torch.no_grad():
-        for gate in model.gates:
-            assert gate.scorer is not None
+        for gate in model.ranked_gates:
             gate.scorer.weight.normal_(std=0.3)
-    settle_order(model, data)
+    calibrate_thresholds(model, batches(data))
     shares = [
         score(TorchEngine(model), data, f"mean:{k / (layers * heads)}").heads.mean() for k in range(layers * heads + 1)
     ]

@@ -177,7 +177,7 @@ def test_the_dial_sets_the_number_of_heads_and_never_the_weights(dial: str, head
 @given(st.integers(1, 64), st.data())
 def test_a_dial_of_k_over_h_means_k_heads(H: int, data: st.DataObject) -> None:
     k = data.draw(st.integers(1, H))
-    assert Selection().dialled(torch.tensor([1]), Dial("fixed", k / H), H).item() == k
+    assert Selection().apply_budget(torch.tensor([1]), Dial("fixed", k / H), H).item() == k
 
 
 def test_override_is_the_papers_ablation_and_does_change_the_weights() -> None:

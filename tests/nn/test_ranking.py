@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.attention import BudgetedAttention
-from budgetformer.nn.ranking import GivenHeads, RankedHeads, make_cuts, threshold_at, thresholds
+from budgetformer.nn.ranking import FrozenHeads, RankedHeads, resolve_budget, threshold_at, thresholds
 
 LAYERS, HEADS, WIDTH = 3, 4, 8
 
@@ -23,7 +23,7 @@ def gates(per_input: float = 0.0) -> list[RankedHeads]:
 
 
 def allocated(made: list[RankedHeads], dial: str, learned: float | None = 0.5, batch: int = 6) -> torch.Tensor:
-    cuts = make_cuts(Dial.parse(dial), torch.stack([g.score for g in made]), learned)
+    cuts = resolve_budget(Dial.parse(dial), torch.stack([g.score for g in made]), learned)
     x = torch.randn(batch, 5, WIDTH)
     with torch.no_grad():
         return torch.stack([g(x, None, 1.0, cut).active for g, cut in zip(made, cuts, strict=True)], dim=1)  # (B, L, H)
@@ -78,7 +78,7 @@ def test_thresholds_by_hand() -> None:
 
 def test_kept_heads_have_weight_one_and_both_parts_of_the_score_learn() -> None:
     gate = RankedHeads(HEADS, WIDTH)
-    cut = make_cuts(Dial("mean", 0.5), gate.score[None], None)[0]
+    cut = resolve_budget(Dial("mean", 0.5), gate.score[None], None)[0]
     allocation = gate(torch.randn(3, 5, WIDTH), None, 0.5, cut)
     assert allocation.weights is not None
     torch.testing.assert_close(allocation.weights, allocation.active.float())
@@ -91,7 +91,7 @@ def test_kept_heads_have_weight_one_and_both_parts_of_the_score_learn() -> None:
 
 def test_renormalized_weights_add_up_to_all_heads() -> None:
     gate = RankedHeads(HEADS, WIDTH, renormalize=True)
-    cut = make_cuts(Dial("mean", 0.5), gate.score[None], None)[0]
+    cut = resolve_budget(Dial("mean", 0.5), gate.score[None], None)[0]
     weights = gate(torch.randn(3, 5, WIDTH), None, 0.5, cut).weights
     torch.testing.assert_close(weights.sum(dim=1), torch.full((3,), float(HEADS)))
 
@@ -103,8 +103,8 @@ def test_alone_a_gate_ranks_its_own_heads() -> None:
 
 
 def test_given_heads_are_the_same_for_every_input() -> None:
-    attention = BudgetedAttention(WIDTH, GivenHeads(HEADS, [2, 0])).eval()
+    attention = BudgetedAttention(WIDTH, FrozenHeads(HEADS, [2, 0])).eval()
     _, allocation = attention(torch.randn(2, 3, WIDTH), None, 1.0)
     assert allocation.active.tolist() == [[True, False, True, False]] * 2
     with pytest.raises(UsageError, match="head 4 does not exist: heads are 0 to 3"):
-        GivenHeads(HEADS, [4])
+        FrozenHeads(HEADS, [4])

@@ -105,7 +105,7 @@ def test_a_failed_cell_is_named_and_the_others_go_on(plan: Plan, monkeypatch: py
 
 
 def test_processes_of_their_own_end_with_the_grid_and_go_on(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    good, bad = plan.dense("imdb"), plan.each("imdb", "wrong", {"allocator": "nothing"})
+    good, bad = plan.dense("imdb"), plan.each("imdb", "wrong", {"gates": {"kind": "nothing"}})
     started: list[subprocess.Popen[bytes]] = []
     start = grid._start
     monkeypatch.setattr(grid, "_start", lambda *arguments: started.append(start(*arguments)) or started[-1])
@@ -122,7 +122,7 @@ def test_processes_of_their_own_end_with_the_grid_and_go_on(plan: Plan, monkeypa
     failures = run_grid(plan, [*good, *bad], jobs=2)
     assert [f.cell.name for f in failures] == ["imdb-wrong-s0"]
     assert failures[0].exit_code == 2
-    assert "allocator='nothing'" in failures[0].reason
+    assert "gates.kind='nothing'" in failures[0].reason
     assert plan.done(good[0])
 
 

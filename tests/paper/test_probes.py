@@ -43,7 +43,7 @@ def test_fixed_weights_are_the_same_for_every_input() -> None:
 
 
 def test_every_head_at_weight_one_is_the_dense_model() -> None:
-    model, rows = make_model(allocator="all"), make_rows()
+    model, rows = make_model(gates={"kind": "all"}), make_rows()
     before = score(TorchEngine(model), rows)
     with hooked(model, dict.fromkeys((0, 1), fixed_weights(torch.ones(4)))):
         np.testing.assert_allclose(score(TorchEngine(model), rows).logits, before.logits, atol=1e-5)
@@ -51,7 +51,7 @@ def test_every_head_at_weight_one_is_the_dense_model() -> None:
 
 def test_a_removed_layer_leaves_its_bias() -> None:
     model = make_model()
-    attention = model.encoder.blocks[0].attention
+    attention = model.attentions[0]
     torch.nn.init.normal_(attention.out.bias)
     x = torch.randn(2, 5, 16)
     with hooked(model, {0: NOTHING}), torch.inference_mode():
@@ -72,15 +72,15 @@ def test_a_probed_model_is_left_as_it_was() -> None:
 
 def test_the_best_static_heads_are_those_with_most_weight() -> None:
     model, rows = make_model(), make_rows()
-    for block in model.encoder.blocks:
-        scorer = block.attention.allocator.scorer
+    for attention in model.attentions:
+        scorer = attention.allocator.scorer
         torch.nn.init.zeros_(scorer.weight)
         scorer.bias.data = torch.tensor([0.0, 3.0, 1.0, 2.0])
-        budget = block.attention.allocator.budget_net[2]
+        budget = attention.allocator.budget_net[2]
         torch.nn.init.zeros_(budget.weight)  # s = 0.5, so k = 2, for every input
     static = best_static(model, rows)
-    for layer, block in enumerate(model.encoder.blocks):
-        allocation = block.attention.allocator(torch.randn(1, 3, 16), None, 0.0)
+    for layer, attention in enumerate(model.attentions):
+        allocation = attention.allocator(torch.randn(1, 3, 16), None, 0.0)
         assert allocation.weights is not None
         assert torch.allclose(static[layer], allocation.weights[0])
         assert (static[layer] > 0).tolist() == [False, True, False, True]
@@ -101,11 +101,11 @@ def test_rows_are_drawn_once_and_kept_whole() -> None:
 
 def test_probes_of_both_models() -> None:
     rows = make_rows()
-    for model in (make_model(), make_model(allocator="all")):
+    for model in (make_model(), make_model(gates={"kind": "all"})):
         outcome = score(TorchEngine(model), rows)
         probes = probe(model, rows, rows, outcome, 20)
         assert probes["rows"] == 20
         assert set(probes["removed"]) == {"1", "2"}
         assert probes["removed_all"]["k_over_h"] == 0
-        assert ("override" in probes) == (model.config.allocator == "learned")
+        assert ("override" in probes) == (model.config.kind == "learned")
     assert probe(make_model(), rows, rows, outcome, None)["override"]["1"]["k_over_h"] == 1

@@ -81,10 +81,10 @@ def test_the_second_wave_matches_the_first(done: Path, data: str) -> None:
     plan = smoke_plan(done, data)
     store = Store(plan)
     learned = store.get(plan.learned("imdb"))[0]
-    heads = same_heads(plan, "imdb", [learned])[0].model["fixed_budget"] * 4
+    heads = same_heads(plan, "imdb", [learned])[0].model["gates"]["fixed_budget"] * 4
     assert heads == math.ceil(4 * learned.k_over_h - 1e-9)
     narrow = same_flops(plan, "imdb", [learned])[0]
-    assert narrow.model["allocator"] == "all"
+    assert narrow.model["gates"]["kind"] == "all"
     assert 1 < narrow.model["intermediate_size"] < 16
     assert same_heads(plan, "imdb", []) == same_flops(plan, "imdb", []) == []
 

@@ -26,7 +26,7 @@ def alone(scorer: Scorer, text: str, pair: str | None = None, **cut: Any) -> Any
         return scorer.engine.model(**made, budget=scorer.budget)
 
 
-@pytest.mark.parametrize("config", [{}, {"pool_padding": True}, {"allocator": "all"}, {"segment_embeddings": True}])
+@pytest.mark.parametrize("config", [{}, {"pool_padding": True}, {"kind": "all"}, {"segment_embeddings": True}])
 @given(texts=TEXTS, batch_tokens=st.integers(1, 200))
 def test_neighbours_and_batch_size_do_not_matter(config: dict[str, Any], texts: list[str], batch_tokens: int) -> None:
     scorer = _scorers(tuple(config.items()))
@@ -58,7 +58,7 @@ def _scorers(config: tuple[Any, ...]) -> Scorer:
     ],
 )
 def test_every_task_has_its_values(problem: str, function: Any) -> None:
-    scorer = make_scorer(config={"problem_type": problem, "allocator": "all"})
+    scorer = make_scorer(config={"problem_type": problem, "kind": "all"})
     scores = scorer.score(["a great story"])
     np.testing.assert_allclose(scores.probabilities, function(alone(scorer, "a great story").logits), atol=1e-6)
     assert scorer.labels == ([] if problem == "regression" else ["neg", "pos", "none"])

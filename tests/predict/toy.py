@@ -16,6 +16,7 @@ from budgetformer.data import train_tokenizer
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.runs.run import FORMAT_VERSION
+from tests.gates import sorted_options
 
 WORDS = "the film was a story of some people in town with music and light great awful".split()
 
@@ -29,7 +30,7 @@ def make_model(**options: Any) -> BudgetFormerForSequenceClassification:
     torch.manual_seed(0)
     made = {"vocab_size": len(tokenizer()), "id2label": {0: "neg", 1: "pos", 2: "none"}, "training_progress": 1.0}
     config = BudgetFormerConfig.preset(
-        "tiny", **{**made, "budget_as": "count", "tau_min": 1.0, "initializer_range": 0.2, **options}
+        "tiny", **sorted_options(**{**made, "budget_as": "count", "tau_min": 1.0, "initializer_range": 0.2, **options})
     )
     return BudgetFormerForSequenceClassification(config)
 

@@ -67,7 +67,7 @@ def test_the_self_test_finds_weights_that_are_not_numbers(run: Path) -> None:
     engine = engine_of(run)
     engine.self_test()
     with torch.no_grad():
-        engine.source.model.classifier.weight[0, 0] = torch.nan
+        engine.source.model.base.classifier.weight[0, 0] = torch.nan
     with pytest.raises(ModelError, match="not finite"):
         engine.self_test()
 

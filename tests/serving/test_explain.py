@@ -81,17 +81,17 @@ def test_long_texts_are_cut_and_say_so() -> None:
     assert len(explain(model, tokenizer, "lake " * 500, max_length=500)["tokens"]) == 128  # the model's positions
 
 
-def test_every_kind_of_answer_and_allocator() -> None:
+def test_every_kind_of_answer_and_gate() -> None:
     several = explain(*small(problem_type="multi_label_classification"), TEXTS[0])
     assert several["label"] == [name for name, p in several["probabilities"].items() if p > 0.5]
     number = explain(*small(id2label={0: "x"}, problem_type="regression"), TEXTS[0])
     assert isinstance(number["label"], float)
     assert number["probabilities"] == {}
-    dense = explain(*small(allocator="all"), TEXTS[0])
+    dense = explain(*small(gates={"kind": "all"}), TEXTS[0])
     assert not dense["gated"]
     assert dense["layers"][0]["weights"] == [1.0] * 4
     assert dense["flops"]["used"] == dense["flops"]["dense"]
-    random = small(allocator="random")
+    random = small(gates={"kind": "random"})
     assert explain(*random, TEXTS[0]) == explain(*random, TEXTS[0])
 
 
@@ -101,7 +101,7 @@ def test_the_slider_goes_from_one_head_to_all(heads: int, data: st.DataObject) -
     place = data.draw(st.integers(0, heads))
     assert slider(positions[place], heads) == place
     wanted = torch.tensor([data.draw(st.integers(1, heads))])
-    runs = [int(Selection().dialled(wanted, Dial.parse(p), heads)) for p in positions]
+    runs = [int(Selection().apply_budget(wanted, Dial.parse(p), heads)) for p in positions]
     assert runs == [*(min(most, int(wanted)) for most in range(1, heads)), int(wanted), heads]
 
 

@@ -189,7 +189,7 @@ def test_pairs_on_a_phone(browser: Any) -> None:
 
 
 def test_a_dense_model_has_nothing_to_slide(browser: Any) -> None:
-    shown = Shown(browser, *small(allocator="all"))
+    shown = Shown(browser, *small(gates={"kind": "all"}))
     shown.page.goto("http://page.test/")
     shown.sees(".heads .big", "8 of 8")
     api.expect(shown.page.get_by_role("slider")).to_be_disabled()

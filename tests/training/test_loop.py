@@ -131,9 +131,9 @@ def test_a_run_that_diverges_stops_at_once_and_keeps_what_was_good(
 
     def spoil() -> None:
         if where == "loss":
-            run.model.classifier.bias.data[0] = float("nan")
+            run.model.base.classifier.bias.data[0] = float("nan")
         else:
-            run.model.classifier.weight.register_hook(lambda gradient: gradient * float("inf"))
+            run.model.base.classifier.weight.register_hook(lambda gradient: gradient * float("inf"))
 
     at_step(run, 13, spoil)
     with pytest.raises(
@@ -230,7 +230,7 @@ def test_a_changed_recipe_or_data_is_refused(prepared: Prepared, tmp_path: Path)
 
 
 def test_accumulation_changes_memory_not_the_weights(prepared: Prepared, tmp_path: Path) -> None:
-    still = {"dropout": 0.0, "sigma_max": 0.0, **RECIPE.model}
+    still = {"dropout": 0.0, "gates": {"sigma_max": 0.0}}
     results = []
     for pieces in (1, 3):
         changes = {"accumulate": pieces, "model": still, "epochs": 1, "learning_rate": 3e-4}
@@ -246,9 +246,9 @@ def test_early_stopping_records_where_it_stopped(prepared: Prepared, tmp_path: P
     recipe = RECIPE.changed({"epochs": 6, "patience": 1, "learning_rate": 1e-9}, where="test")
     run = fit(prepared, tmp_path, recipe)
     with torch.no_grad():  # what cannot get better
-        run.model.classifier.weight.zero_()
-        run.model.classifier.bias.zero_()
-    run.model.classifier.requires_grad_(False)
+        run.model.base.classifier.weight.zero_()
+        run.model.base.classifier.bias.zero_()
+    run.model.base.classifier.requires_grad_(False)
     state = run.run()
     assert state.epoch == 2
     assert state.best_epoch == 1

@@ -18,15 +18,19 @@ def test_the_papers_recipe_is_the_papers() -> None:
 
 def test_file_words_and_flags_in_that_order(tmp_path: Path) -> None:
     file = tmp_path / "recipe.toml"
-    file.write_text('preset = "tiny"\nepochs = 3\nlearning_rate = 2e-5\n[model]\nmin_heads = 0\ndropout = 0.2\n')
-    recipe = Recipe.make(None, file, ["epochs=5", "model.dropout=0.3", "model.entropy=off", "clip=none"], epochs=7)
+    file.write_text(
+        'preset = "tiny"\nepochs = 3\nlearning_rate = 2e-5\n[model]\ndropout = 0.2\n[model.gates]\nmin_heads = 0\n'
+    )
+    recipe = Recipe.make(
+        None, file, ["epochs=5", "model.dropout=0.3", "model.gates.entropy=off", "clip=none"], epochs=7
+    )
     assert recipe.preset == "tiny"
     assert recipe.epochs == 7
     assert recipe.learning_rate == 2e-5
     assert recipe.clip is None
-    assert recipe.model["min_heads"] == 0
+    assert recipe.model["gates"]["min_heads"] == 0
     assert recipe.model["dropout"] == 0.3
-    assert recipe.model["entropy"] == "off"
+    assert recipe.model["gates"]["entropy"] == "off"
     assert recipe.batch_size == PRESETS["tiny"].batch_size
 
 

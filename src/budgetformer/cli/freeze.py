@@ -19,8 +19,7 @@ def freeze(
     """Write a static model with RUN's globally best heads: no gates, no routing."""
     from budgetformer.cli.show import quiet_libraries
     from budgetformer.errors import UsageError
-    from budgetformer.models import BudgetedClassifier
-    from budgetformer.models.freezing import freeze as keep
+    from budgetformer.models import BudgetFormerForSequenceClassification
     from budgetformer.runs.files import write_directory, write_json
     from budgetformer.runs.run import Run
 
@@ -29,17 +28,17 @@ def freeze(
         raise UsageError(f"{output} exists already: give another directory with -o")
     opened = Run.open(run)
     model, tokenizer, record = opened.model, opened.tokenizer, opened.record
-    frozen = keep(model, budget)
+    frozen = model.freeze(budget)
 
     def fill(folder: Path) -> None:
         frozen.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        if isinstance(frozen, BudgetedClassifier):
+        if isinstance(frozen, BudgetFormerForSequenceClassification):
             write_json(folder / "run.json", {**record, "frozen": {"run": str(run), "budget": budget}})
 
     write_directory(output, fill)
-    if isinstance(frozen, BudgetedClassifier):
-        kept = [len(heads) for heads in frozen.config.kept_heads or []]
+    if isinstance(frozen, BudgetFormerForSequenceClassification):
+        kept = [len(heads) for heads in frozen.config.gates["heads"]]
         total = frozen.config.num_hidden_layers * frozen.config.num_attention_heads
         print(f"{output}: {sum(kept)} of {total} heads, by layer {' '.join(map(str, kept))}")
         print("It loads with budgetformer only: its architecture's own code cannot hold fewer heads.")

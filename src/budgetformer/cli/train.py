@@ -32,7 +32,7 @@ def train(
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any other key, e.g. patience=2, delta=true."),
+        typer.Option("--set", metavar="KEY=VALUE", help="Any other key, as patience=2 or model.gates.min_heads=0."),
     ] = None,
     with_baseline: Annotated[bool, typer.Option("--with-baseline", help="Train the dense twin too.")] = False,
     seeds: Annotated[int, typer.Option(help="Repeat with this many seeds.", min=1)] = 1,

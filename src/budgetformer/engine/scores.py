@@ -133,7 +133,7 @@ def _plan(table: TokenTable, config: BudgetFormerConfig, batch_tokens: int, one_
         if one_batch
         else eval_plan(lengths, token_budget=max(batch_tokens, int(lengths.max(initial=1))))
     )
-    if not config.pool_padding:
+    if not config.gates.get("pool_padding"):
         return plan
     # Padding counts in the gates' mean there, so a text must not be padded by its neighbours.
     return [part for rows in plan for part in np.split(rows, np.flatnonzero(np.diff(lengths[rows])) + 1)]

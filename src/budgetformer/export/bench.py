@@ -57,7 +57,7 @@ def attention_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int],
 def model_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
     """The whole model, gates included, whose random scorers choose k heads for each sample, against the dense model."""
     torch.manual_seed(0)
-    dense, budgeted = (_model(shape, allocator) for allocator in ("all", "learned"))
+    dense, budgeted = (_model(shape, kind) for kind in ("all", "learned"))
     for batch in batches:
         for length in lengths:
             ids = np.random.default_rng(0).integers(1, shape.vocab, (batch, length))
@@ -88,8 +88,8 @@ def _block(layer: BudgetedAttention, gated: bool) -> InferenceSession:
     return session(g.finish().SerializeToString(), torch.get_num_threads())
 
 
-def _model(shape: Shape, allocator: str) -> InferenceSession:
-    model = BudgetFormerForSequenceClassification(model_config(shape, allocator=allocator))
+def _model(shape: Shape, kind: str) -> InferenceSession:
+    model = BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": kind}))
     for module in model.modules():
         if isinstance(module, LearnedHeads):  # far apart, so that texts differ in the heads that they get
             torch.nn.init.normal_(module.scorer.weight)

@@ -14,8 +14,16 @@ from torch import Tensor, nn
 
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.export.builder import BOOL, DOUBLE, FLOAT, INT64, Graph
-from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import ROUNDING_SLACK, Dial, FixedBudget, GatedHeads, LearnedHeads, StaticHeads
+from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.nn.allocation import (
+    ROUNDING_SLACK,
+    Dial,
+    FixedBudget,
+    GatedHeads,
+    LearnedHeads,
+    Selection,
+    StaticHeads,
+)
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.encoder import Block, Embedding
 
@@ -54,35 +62,35 @@ def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate:
     `separate` gives each head's weights a tensor of their own, which a quantiser needs.
     """
     config = model.config
-    check(config.allocator, dial)
+    check(config, dial)
     g = Graph(separate=separate)
     ids = g.input("input_ids", INT64, ["batch", "length"])
     padding = Padding.of(g, g.input("attention_mask", INT64, ["batch", "length"]))
     types = g.input("token_type_ids", INT64, ["batch", "length"]) if config.segment_embeddings else None
     most = None
-    if config.allocator != "all":
-        most = _most_heads(g, config.num_attention_heads, config.min_heads, dial)
+    if config.gate.selects:
+        most = _most_heads(g, config.num_attention_heads, config.part(Selection).min_heads, dial)
     with g.part("embedding"):
-        x = _embedding(g, ids, types, model.encoder.embedding)
+        x = _embedding(g, ids, types, model.base.encoder.embedding)
     heads = []
-    for number, block in enumerate(model.encoder.blocks):
+    for number, block in enumerate(model.base.encoder.blocks):
         with g.part(f"layer.{number}"):
             x, count = _block(g, x, padding, block, config.training_progress, dial, most)
             heads.append(count)
     with g.part("classifier"):
         pooled = _pooled(g, x, padding) if config.pooling == "mean" else g("Gather", x, _one(g, 0), axis=1)
-        logits = _linear(g, pooled, model.classifier)
+        logits = _linear(g, pooled, model.base.classifier)
     g.output("logits", logits, FLOAT, ["batch", config.labels])
     g.output("heads", g("Concat", *heads, axis=1), INT64, ["batch", config.num_hidden_layers])
     return g.finish()
 
 
-def check(allocator: str, dial: Dial) -> None:
+def check(config: BudgetFormerConfig, dial: Dial) -> None:
     """Refuse what a graph cannot hold."""
-    if allocator == "random":
+    if not config.gate.exportable:
         raise ModelError(
-            "allocator='random' draws its heads anew at every call, which a graph cannot repeat: export a model "
-            "with another allocator"
+            f"gates of the kind {config.kind!r} draw their heads anew at every call, which a graph cannot repeat: "
+            "export a model with gates of another kind"
         )
     if dial.mode == "random":
         raise UsageError("budget 'random' cannot be exported: give learned, full, fixed:X, max:X or override:X")
@@ -182,14 +190,16 @@ def _budget(g: Graph, pooled: str, allocator: GatedHeads, dial: Dial) -> tuple[s
         first, last = (layer for layer in allocator.budget_net if isinstance(layer, nn.Linear))
         budget = g("Sigmoid", _linear(g, g("Relu", _linear(g, pooled, first)), last))
         rounding = {"floor": "Floor", "round": "Round", "ceil": "Ceil"}[selection.rounding]
-        heads = g("Cast", g(rounding, g("Mul", budget, _one(g, float(H)))), to=INT64)
+        sH = g("Mul", budget, _one(g, float(H)))
+        sH = g("Add", sH, _one(g, selection.slack)) if selection.slack else sH
+        heads = g("Cast", g(rounding, sH), to=INT64)
         heads = g("Clip", heads, _one(g, selection.min_heads), _one(g, H))
     else:  # the same for every input
         s = torch.full((1,), dial.value or 0.0) if dial.mode == "override" else allocator.budget(torch.zeros(1, 1))
         budget = g.constant(_array(s[:, None]))
         heads = g.ints(int(selection.count(s, H)))
     if dial.mode in ("full", "fixed"):
-        heads = g.ints(int(selection.dialled(torch.tensor(0), dial, H)))
+        heads = g.ints(int(selection.apply_budget(torch.tensor(0), dial, H)))
     return budget, heads
 
 

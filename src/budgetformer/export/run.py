@@ -17,7 +17,6 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.export.builder import OPSET
 from budgetformer.export.network import GATE, build, check
 from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
-from budgetformer.models import BudgetedClassifier
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import write_directory, write_json
@@ -92,12 +91,12 @@ def check_target(model: BudgetFormerForSequenceClassification, target: Path, dia
         raise UsageError(f"{target} is a file: give a directory with -o")
     if target.is_dir() and any(target.iterdir()) and not (target / "export.json").exists():
         raise UsageError(f"{target} is not empty and holds no export: give another directory with -o")
-    if isinstance(model, BudgetedClassifier):
+    if model.config.base is not None:
         raise UsageError(
             "this run is a pretrained encoder with head budgets, whose graph is not ours to write: run it with torch, "
             "or export a run that was trained without --base"
         )
-    check(model.config.allocator, dial)
+    check(model.config, dial)
 
 
 def _sha256(path: Path) -> str:

@@ -1,19 +1,24 @@
-"""Head budgets for a pretrained encoder."""
+"""The model over a base, its config, and what is done to its heads; importing this registers it with transformers."""
 
-from budgetformer.models.importance import rank_heads, settle_order
-from budgetformer.models.retrofit import BudgetedClassifier, base_hash, load_base, load_model, read_base, retrofit
-from budgetformer.models.retrofit_config import RetrofitConfig
-from budgetformer.models.sites import SUPPORTED
+from budgetformer.models.bases import base_hash, load_base, read_base
+from budgetformer.models.config import BudgetFormerConfig
+from budgetformer.models.importance import calibrate_thresholds, rank_heads
+from budgetformer.models.model import (
+    BudgetFormerForSequenceClassification,
+    BudgetFormerOutput,
+    ProgressCallback,
+    retrofit,
+)
 
 __all__ = [
-    "SUPPORTED",
-    "BudgetedClassifier",
-    "RetrofitConfig",
+    "BudgetFormerConfig",
+    "BudgetFormerForSequenceClassification",
+    "BudgetFormerOutput",
+    "ProgressCallback",
     "base_hash",
+    "calibrate_thresholds",
     "load_base",
-    "load_model",
     "rank_heads",
     "read_base",
     "retrofit",
-    "settle_order",
 ]

@@ -1,21 +1,21 @@
-"""What a BudgetFormer is made of: its shape, how it allocates heads, and what it minimises."""
+"""What a BudgetFormer is made of: its shape or its base, its gates, and what it minimises."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
-from dataclasses import fields
-from typing import Any, ClassVar, Literal, TypeVar, cast
+import warnings
+from dataclasses import field, fields
+from typing import Any, ClassVar, Literal, Self, cast
 
-from transformers import PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
-from budgetformer.errors import UsageError
-from budgetformer.nn.allocation import Selection
-from budgetformer.nn.exploration import Exploration
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.models.gates import KINDS, Part, complete, part
+from budgetformer.models.sites import check_supported
+from budgetformer.nn.allocation import HeadAllocator
 from budgetformer.nn.objective import Objective, Task
 
-Part = TypeVar("Part", Exploration, Selection, Objective)
-
+FORMAT_VERSION = 2
 # Keys that transformers itself writes into, or reads from, any model's config.
 _FOREIGN_KEYS = frozenset(
     "num_labels name_or_path attn_implementation experts_implementation output_attentions torch_dtype model_type "
@@ -45,18 +45,20 @@ _SHAPES["recommended"] = _SHAPES["small"]
 
 
 class BudgetFormerConfig(PreTrainedConfig):
-    """The shape of a BudgetFormer, how it allocates heads, and what it minimises.
+    """The shape of a BudgetFormer or the pretrained encoder that it stands on, its gates, and what it minimises.
 
-    The defaults are the paper's. `allocator` is `learned` (the paper), `all` (the standard Transformer), `fixed`
-    (with `fixed_budget`), `random` or `static`. `training_progress` is the t/T at which the weights were saved: it
-    sets the temperature of the gates at evaluation. Unknown keys are errors.
+    The defaults are the paper's. `gates` is a table of the `kind` and that kind's options: `learned` (the paper's),
+    `all` (the standard Transformer), `fixed`, `random`, `static`; over a base `ranked` (heads ranked across layers, the
+    input may depart from the order), `order` (the order alone), `learned`, `all`, `frozen`. `base` is the Hugging Face
+    config of a pretrained encoder, None for our own. A model saved as `delta` holds gates and classifier only, and
+    needs the base whose name and hash are here. `training_progress` is the t/T at which the weights were saved: it sets
+    the temperature of the gates at evaluation. Unknown keys are errors.
     """
 
     model_type: ClassVar[str] = "budgetformer"
-    optional: ClassVar[tuple[str, ...]] = ()  # options that may be None
-    allocators: ClassVar[tuple[str, ...]] = ("learned", "all", "fixed", "random", "static")
     keys_to_ignore_at_inference: ClassVar[list[str]] = ["loss_parts", "allocations", "attentions"]
 
+    format_version: int = FORMAT_VERSION
     vocab_size: int = 30522
     hidden_size: int = 768
     num_hidden_layers: int = 4
@@ -64,50 +66,41 @@ class BudgetFormerConfig(PreTrainedConfig):
     intermediate_size: int = 3072
     hidden_act: Literal["relu", "gelu"] = "relu"
     max_position_embeddings: int = 512
-    dropout: float = 0.1
-    attention_dropout: float = 0.1
+    dropout: float | None = None  # None: 0.1, or what the base has
+    attention_dropout: float | None = None
     initializer_range: float = 0.02
     scale_embeddings: bool = False
     segment_embeddings: bool = False
     pooling: Literal["mean", "first"] = "mean"
     pad_token_id: int | None = 0
 
-    allocator: Literal["learned", "all", "fixed", "random", "static"] = "learned"
-    fixed_budget: float | None = None
+    base: dict[str, Any] | None = None
+    base_name: str | None = None
+    base_sha256: str | None = None
+    base_fresh: list[str] = field(default_factory=list)  # weights that the base lacked
+    delta: bool = False
+
+    gates: dict[str, Any] = field(default_factory=dict)
     training_progress: float = 0.0
-
-    min_heads: int = Selection.min_heads
-    rounding: Literal["floor", "round", "ceil"] = Selection.rounding
-    budget_as: Literal["gain", "count"] = Selection.budget_as
-    renormalize: bool = Selection.renormalize
-    topk_from: float | None = Selection.topk_from
-    pool_padding: bool = Selection.pool_padding
-
-    tau_max: float = Exploration.tau_max
-    tau_min: float = Exploration.tau_min
-    gamma: float = Exploration.gamma
-    sigma_max: float = Exploration.sigma_max
-    beta_max: float = Exploration.beta_max
-
-    s_min: float = Objective.s_min
-    s_max: float = Objective.s_max
-    alpha_base: float = Objective.alpha_base
-    alpha_max: float = Objective.alpha_max
-    entropy: Literal["intended", "printed", "off"] = Objective.entropy
-    cost_weight: float = Objective.cost_weight
-    target_budget: float | Sequence[float] | None = Objective.target_budget
-    target_weight: float = Objective.target_weight
     label_smoothing: float = 0.0
     class_weights: list[float] | None = None
+    distill_weight: float = 1.0  # of the distance to a teacher's logits, where they are given
+    distill_layers: float = 0.0  # of the distance to the states behind its layers; training then runs both models
+    distill_temperature: float = 2.0
 
     def __post_init__(self, **kwargs: Any) -> None:
         known = {f.name for f in fields(self)}
-        for key in kwargs:
-            if key not in _FOREIGN_KEYS and not key.startswith("_"):
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-                raise UsageError(f"config key {key!r} is not known: {hint}")
+        for key in (key for key in kwargs if _unknown(key)):
+            names = {option: f"gates.{option}" for kind in KINDS.values() for option in kind.options()}
+            names |= {name: name for name in known}
+            near = difflib.get_close_matches(key, names, n=1)
+            hint = f"did you mean {names[near[0]]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
+            raise UsageError(f"config key {key!r} is not known: {hint}")
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        if self.base is None:
+            self.dropout = 0.1 if self.dropout is None else self.dropout
+            self.attention_dropout = 0.1 if self.attention_dropout is None else self.attention_dropout
+        self.gates = complete(self.gates, over_base=self.base is not None)
         self._check()
 
     def _check(self) -> None:
@@ -121,11 +114,13 @@ class BudgetFormerConfig(PreTrainedConfig):
                 f"hidden_size={self.hidden_size} is not divisible by num_attention_heads="
                 f"{self.num_attention_heads}: choose a number of heads that divides it"
             )
+        if self.format_version != FORMAT_VERSION:
+            raise UsageError(f"format_version={self.format_version}: leave it out, {FORMAT_VERSION} is what is written")
         if self.initializer_range <= 0:
             raise UsageError(f"initializer_range={self.initializer_range}: give a standard deviation above 0")
         for name in ("dropout", "attention_dropout", "label_smoothing"):
             value = getattr(self, name)
-            if not (value is None and name in self.optional) and not 0 <= value < 1:
+            if value is not None and not 0 <= value < 1:
                 raise UsageError(f"{name}={value}: give a number in [0, 1)")
         if self.pooling not in ("mean", "first"):
             raise UsageError(f"pooling={self.pooling!r}: give mean or first")
@@ -133,21 +128,43 @@ class BudgetFormerConfig(PreTrainedConfig):
             raise UsageError(f"hidden_act={self.hidden_act!r}: give relu or gelu")
         if not 0 <= self.training_progress <= 1:
             raise UsageError(f"training_progress={self.training_progress}: it is t/T, give a number in [0, 1]")
-        if self.allocator not in self.allocators:
-            raise UsageError(f"allocator={self.allocator!r}: give one of {', '.join(self.allocators)}")
-        if (self.allocator == "fixed") != (self.fixed_budget is not None):
+        if min(self.distill_weight, self.distill_layers) < 0 or self.distill_temperature <= 0:
             raise UsageError(
-                f"allocator={self.allocator!r} with fixed_budget={self.fixed_budget}: they go together, "
-                "fixed_budget is the s of the allocator 'fixed'"
+                f"distill_weight={self.distill_weight}, distill_layers={self.distill_layers}, distill_temperature="
+                f"{self.distill_temperature}: give weights that are not negative and a temperature above 0"
             )
+        if self.distill_layers and self.base is None:
+            raise UsageError(f"distill_layers={self.distill_layers}: it is for a model with a base (train --base)")
         if self.class_weights is not None and len(self.class_weights) != self.num_labels:
             raise UsageError(f"class_weights has {len(self.class_weights)} values for {self.num_labels} labels")
-        self.part(Exploration), self.part(Selection)
-        self.part(Objective).targets(self.num_hidden_layers)
+        if Objective in KINDS[self.kind].parts:
+            self.part(Objective).targets(self.num_hidden_layers)
+        if len(self.gates.get("heads", range(self.num_hidden_layers))) != self.num_hidden_layers:
+            raise UsageError(
+                f"gates.heads={self.gates['heads']}: give a list for each of {self.num_hidden_layers} layers"
+            )
 
-    def part(self, kind: type[Part]) -> Part:
-        """The options of one part of the method, as that part's own dataclass."""
-        return kind(**{f.name: getattr(self, f.name) for f in fields(kind)})
+    @property
+    def kind(self) -> str:
+        """The kind of the gates, for messages and records; what it can do is in `gate`."""
+        return cast("str", self.gates["kind"])
+
+    @property
+    def gate(self) -> type[HeadAllocator]:
+        """The class of the gates, which declares what they can do."""
+        return KINDS[self.kind].gate
+
+    def part(self, options: type[Part]) -> Part:
+        """The gates' options of one part of the method, as that part's own dataclass."""
+        return part(self.gates, options)
+
+    @property
+    def base_config(self) -> PreTrainedConfig:
+        """The pretrained encoder's own config."""
+        if not self.base:
+            raise UsageError("this config has no base: make it with retrofit() or train --base")
+        config: PreTrainedConfig = AutoConfig.for_model(**self.base)
+        return config
 
     @property
     def labels(self) -> int:
@@ -167,8 +184,22 @@ class BudgetFormerConfig(PreTrainedConfig):
         return "regression" if self.num_labels == 1 else "single_label_classification"
 
     @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs: Any) -> Self:
+        """What config.json holds. Another format is refused; a key that is not known is left out with a warning."""
+        if (version := config_dict.get("format_version")) != FORMAT_VERSION:
+            kind = config_dict.get("model_type")
+            raise ModelError(
+                f"config.json (model_type {kind!r}) has format_version {version!r}, and {FORMAT_VERSION} is read: it "
+                "is not a model of this version of budgetformer; train again"
+            )
+        known = {f.name for f in fields(cls)}
+        for key in (foreign := [key for key in config_dict if key not in known and _unknown(key)]):
+            warnings.warn(f"config.json has the key {key!r}, which is not known here and is ignored", stacklevel=2)
+        return super().from_dict({k: v for k, v in config_dict.items() if k not in foreign}, **kwargs)
+
+    @classmethod
     def preset(cls, name: str, **overrides: Any) -> BudgetFormerConfig:
-        """A named shape (`tiny`, `small` or `paper`) with changes."""
+        """A named shape (`tiny`, `small`, `recommended` or `paper`) with changes."""
         if name not in _SHAPES:
             raise UsageError(f"preset {name!r} is not known: give one of {', '.join(_SHAPES)}")
         return cls(**{**_SHAPES[name], **overrides})
@@ -177,3 +208,38 @@ class BudgetFormerConfig(PreTrainedConfig):
     def paper(cls, num_labels: int, **overrides: Any) -> BudgetFormerConfig:
         """The paper's model: 4 layers of 8 heads, width 768, BERT's uncased vocabulary."""
         return cls.preset("paper", num_labels=num_labels, **overrides)
+
+    @classmethod
+    def over(cls, base: PreTrainedConfig, **options: Any) -> BudgetFormerConfig:
+        """The config over a pretrained encoder; `options` change the gates, the labels and how budgets are trained."""
+        check_supported(base)
+        kind = base.model_type
+        inner = getattr(base, "intermediate_size", None) or base.hidden_dim
+        positions = base.max_position_embeddings
+        if kind in ("roberta", "xlm-roberta"):  # the first places are the padding token's
+            positions -= base.pad_token_id + 1
+        settings = {
+            "base": {**base.to_dict(), "model_type": kind},
+            "vocab_size": base.vocab_size,
+            "hidden_size": base.hidden_size,
+            "num_hidden_layers": base.num_hidden_layers,
+            "num_attention_heads": base.num_attention_heads,
+            "intermediate_size": 3 * inner // 2 if kind == "modernbert" else inner,  # a gated feed-forward has three
+            "hidden_act": "gelu",
+            "max_position_embeddings": positions,
+            "segment_embeddings": getattr(base, "type_vocab_size", 0) > 1,
+            "pad_token_id": base.pad_token_id,
+        }
+        for key in options.keys() & {*settings, "initializer_range", "scale_embeddings", "pooling"}:
+            value = f", {settings[key]!r}" if key in settings else ""
+            raise UsageError(f"{key}={options[key]!r}: it is the base's{value}; leave it out")
+        labels = {
+            "problem_type": base.problem_type,
+            "id2label": dict(base.id2label or {}),
+            "label2id": dict(base.label2id or {}),
+        }
+        return cls(**{**settings, **labels, **options})
+
+
+def _unknown(key: str) -> bool:
+    return key not in _FOREIGN_KEYS and not key.startswith("_")

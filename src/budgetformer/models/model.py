@@ -1,68 +1,55 @@
-"""Hugging Face's surface: BudgetFormerConfig and BudgetFormerForSequenceClassification.
+"""One model over a base, our own encoder or a pretrained one: BudgetFormerForSequenceClassification.
 
-Importing this module registers both with AutoConfig and AutoModelForSequenceClassification.
+Importing this module registers it with AutoConfig and AutoModelForSequenceClassification.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import copy
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
     AutoModelForSequenceClassification,
     PreTrainedModel,
     TrainerCallback,
+    initialization,
 )
 from transformers.utils.generic import ModelOutput
 
 from budgetformer.errors import ModelError, UsageError
+from budgetformer.models.bases import align_weights, base_hash, check_weights, load_base
 from budgetformer.models.config import BudgetFormerConfig as BudgetFormerConfig
-from budgetformer.nn.allocation import (
-    AllHeads,
-    Allocation,
-    Dial,
-    FixedBudget,
-    HeadAllocator,
-    LearnedHeads,
-    RandomHeads,
-    Selection,
-    StaticHeads,
-    pool,
-)
-from budgetformer.nn.encoder import BudgetedEncoder, Embedding, padding_mask, sinusoids
+from budgetformer.models.gates import first_budget, make_gate
+from budgetformer.models.own import OwnBase
+from budgetformer.models.sites import BiasOnly, Budgets, replace_attention, restore_attention, set_dropout
+from budgetformer.nn.allocation import Allocation, Budget, Dial, GatedHeads, LearnedHeads, StaticHeads
+from budgetformer.nn.attention import BudgetedAttention
+from budgetformer.nn.encoder import Embedding, padding_mask, sinusoids
 from budgetformer.nn.exploration import Exploration
-from budgetformer.nn.objective import Objective, allocation_losses, task_loss
-
-
-def make_allocator(config: BudgetFormerConfig) -> HeadAllocator:
-    """A new allocator for one layer, as the config asks."""
-    width, heads = config.hidden_size, config.num_attention_heads
-    gates = config.part(Exploration), config.part(Selection)
-    match config.allocator:
-        case "all":
-            return AllHeads(heads)
-        case "fixed":
-            assert config.fixed_budget is not None
-            return FixedBudget(width, heads, *gates, config.fixed_budget)
-        case "random":
-            return RandomHeads(width, heads, *gates)
-        case "static":
-            return StaticHeads(heads, *gates)
-        case _:
-            return LearnedHeads(width, heads, *gates)
+from budgetformer.nn.objective import (
+    Objective,
+    allocation_losses,
+    distillation_loss,
+    hidden_state_distance,
+    ranked_losses,
+    task_loss,
+)
+from budgetformer.nn.ranking import FrozenHeads, RankedHeads, RankingOptions, ScoredHeads, draw_budgets, resolve_budget
 
 
 @dataclass
 class BudgetFormerOutput(ModelOutput):
     """Logits and everything that happened on the way.
 
-    `loss_parts` holds each part of `loss` by name; `allocations` has one Allocation a layer; `attentions` maps a
+    `loss_parts` holds each part of `loss` by name; `allocations` has one Allocation per layer; `attentions` maps a
     layer to the attention maps that were asked for.
     """
 
@@ -74,11 +61,11 @@ class BudgetFormerOutput(ModelOutput):
 
 
 class BudgetFormerForSequenceClassification(PreTrainedModel):
-    """A Transformer encoder with head budgets, mean pooling and one linear classifier."""
+    """A sequence classifier whose attention has head budgets, over our own encoder or a Hugging Face one (`base`)."""
 
     config: BudgetFormerConfig
     config_class = BudgetFormerConfig
-    base_model_prefix = "encoder"
+    base_model_prefix = "base"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     accepts_loss_kwargs = False  # the loss is a mean over the batch: Trainer must scale it itself
@@ -86,28 +73,23 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
     _keep_in_fp32_modules_strict = ["allocator"]  # noqa: RUF012
     _no_split_modules = ["Block"]  # noqa: RUF012
 
-    def __init__(self, config: BudgetFormerConfig) -> None:
+    def __init__(self, config: BudgetFormerConfig, base: PreTrainedModel | None = None) -> None:
         super().__init__(config)
-        self.encoder = BudgetedEncoder(
-            [make_allocator(config) for _ in range(config.num_hidden_layers)],
-            vocab=config.vocab_size,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
-            positions=config.max_position_embeddings,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            activation=config.hidden_act,
-            scale_embeddings=config.scale_embeddings,
-            segments=config.segment_embeddings,
-        )
-        self.dropout = nn.Dropout(config.dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.labels)
-        self.exploration = config.part(Exploration)
-        self.objective = config.part(Objective)
+        if config.base is None:
+            self.base: Any = OwnBase(config)
+        else:
+            self.base = _retrofitted(config, base)
+            if base is not None or self.device.type != "meta":
+                for module in self.modules():  # every weight has its first value
+                    module._is_hf_initialized = True  # type: ignore[assignment]
+        self.attentions = [m for m in self.modules() if isinstance(m, BudgetedAttention | BiasOnly)]  # by layer
         self.post_init()  # type: ignore[no-untyped-call]
+        if config.gate.ranks_layers and not config.part(RankingOptions).learn_order:
+            for gate in self.ranked_gates:
+                gate.score.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
-        init = _initializers()
+        init = initialization  # guards against overwriting weights that were just loaded
         if isinstance(module, nn.Linear):
             init.normal_(module.weight, std=self.config.initializer_range)
             init.zeros_(module.bias)
@@ -123,11 +105,27 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         elif isinstance(module, Embedding):
             init.copy_(module.positions, sinusoids(*module.positions.shape))
 
+    @property
+    def ranked_gates(self) -> list[ScoredHeads]:
+        """The gates that rank heads across layers, first layer first; empty for other kinds."""
+        return [a.allocator for a in self.attentions if isinstance(a.allocator, ScoredHeads)]
+
+    @property
+    def order(self) -> Tensor:
+        """The heads' static scores, comparable across layers. (L, H)."""
+        return torch.stack([gate.score for gate in self.ranked_gates])
+
+    def update_centres(self, total: Callable[[Tensor], Tensor]) -> None:
+        """Let the gates' mean inputs follow the layers below: for a training loop, once per step."""
+        for gate in self.ranked_gates:
+            if isinstance(gate, RankedHeads):
+                gate.update_centre(total)
+
     def get_input_embeddings(self) -> nn.Module:
-        return self.encoder.embedding.tokens
+        return cast("nn.Module", self.base.get_input_embeddings())
 
     def set_input_embeddings(self, value: nn.Module) -> None:
-        self.encoder.embedding.tokens = cast("nn.Embedding", value)
+        self.base.set_input_embeddings(value)
 
     def forward(
         self,
@@ -141,50 +139,111 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         token_type_ids: Tensor | None = None,
+        teacher_logits: Tensor | None = None,
+        teacher_states: Sequence[Tensor] = (),
         **kwargs: Any,
     ) -> BudgetFormerOutput | tuple[Any, ...]:
         """Classify a batch.
 
-        `progress` is t/T (default: the progress stored in the config). `budget` is the dial, heeded at evaluation
-        only. `attention_heads` names, by layer, the heads whose attention maps are wanted; `output_attentions`
-        asks for all. `token_type_ids` is used where the model has `segment_embeddings` (the paper's has none).
+        `progress` is t/T (default: the progress stored in the config). `budget` is the dial, heeded at evaluation only.
+        `attention_heads` names, by layer, the heads whose attention maps are wanted; `output_attentions` asks for all.
+        `token_type_ids` is used where the model has `segment_embeddings` (the paper's has none). The loss learns from
+        what a teacher gave (see `teacher_targets`).
         """
         mask_BN = padding_mask(attention_mask)
         self._check_ids(input_ids)
         progress = self.config.training_progress if progress is None else float(progress)
         if not 0 <= progress <= 1:
             raise UsageError(f"progress={progress}: it is t/T, give a number in [0, 1]")
+        layers = range(self.config.num_hidden_layers)
         if output_attentions:
-            attention_heads = {
-                layer: range(self.config.num_attention_heads) for layer in range(self.config.num_hidden_layers)
-            }
-        hidden_BND, allocations, maps = self.encoder(
-            input_ids, mask_BN, progress, Dial.parse(budget), attention_heads, token_type_ids
-        )
-        pooled_BD = pool(hidden_BND, mask_BN) if self.config.pooling == "mean" else hidden_BND[:, 0]
-        logits = self.classifier(self.dropout(pooled_BD).to(self.classifier.weight.dtype))
+            attention_heads = {layer: range(self.config.num_attention_heads) for layer in layers}
+        if wrong := [layer for layer in attention_heads or {} if layer not in layers]:
+            raise UsageError(f"layer {wrong[0]} does not exist: layers are 0 to {len(layers) - 1}")
+        dials, share_B = self._dials(Dial.parse(budget), len(input_ids), progress)
+        budgets = Budgets(mask_BN, progress, dials, attention_heads or {})
+        encoded = self._encode(input_ids, budgets, token_type_ids, states=bool(teacher_states))
+        allocations = tuple(budgets.allocations[layer] for layer in layers)
         loss, parts = None, None
         if labels is not None:
-            parts = self.losses(logits, labels, allocations, progress)
+            parts = self.losses(encoded.logits, labels, allocations, progress)
+            if share_B is not None:
+                options, flops_B = self.config.part(RankingOptions), self._attention_flops(input_ids, mask_BN)
+                parts |= ranked_losses(allocations, share_B, flops_B, options)
+            parts |= self._distillation(encoded, teacher_logits, teacher_states, mask_BN)
             loss = torch.stack(tuple(parts.values())).sum()
-        output = BudgetFormerOutput(loss, logits, parts, allocations, maps or None)
+        output = BudgetFormerOutput(loss, encoded.logits, parts, allocations, budgets.maps or None)
         return output if return_dict is None or return_dict else output.to_tuple()
+
+    @torch.no_grad()
+    def teacher_targets(
+        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None = None
+    ) -> dict[str, Any]:
+        """What another model can learn from this one, with all heads: its logits and the states behind each layer."""
+        dials, _ = self._dials(Dial("full"), len(input_ids), 1.0)
+        budgets = Budgets(padding_mask(attention_mask), 1.0, dials)
+        encoded = self._encode(input_ids, budgets, token_type_ids, states=True)
+        return {"teacher_logits": encoded.logits, "teacher_states": encoded.hidden_states[1:]}
 
     def losses(
         self, logits: Tensor, labels: Tensor, allocations: Sequence[Allocation], progress: float
     ) -> dict[str, Tensor]:
-        """Every part of the objective by name; their sum is the loss."""
+        """The task's loss, and the paper's terms where the gates are the paper's, by name."""
         self._check_labels(labels)
         weights = self.config.class_weights
-        task = task_loss(
-            logits,
-            labels,
-            self.config.task,
-            class_weights=None if weights is None else logits.new_tensor(weights, dtype=torch.float32),
-            label_smoothing=self.config.label_smoothing,
-        )
-        beta = self.exploration.entropy_weight(progress)
-        return {"task": task, **allocation_losses(allocations, self.objective, beta)}
+        parts = {
+            "task": task_loss(
+                logits,
+                labels,
+                self.config.task,
+                class_weights=None if weights is None else logits.new_tensor(weights, dtype=torch.float32),
+                label_smoothing=self.config.label_smoothing,
+            )
+        }
+        if issubclass(self.config.gate, GatedHeads):
+            beta = self.config.part(Exploration).entropy_weight(progress)
+            parts |= allocation_losses(allocations, self.config.part(Objective), beta)
+        return parts
+
+    def _distillation(
+        self, encoded: Any, teacher_logits: Tensor | None, teacher_states: Sequence[Tensor], mask_BN: Tensor | None
+    ) -> dict[str, Tensor]:
+        config, parts = self.config, {}
+        if teacher_logits is not None and config.distill_weight:
+            distance = distillation_loss(encoded.logits, teacher_logits, config.task, config.distill_temperature)
+            parts["distill"] = config.distill_weight * distance
+        if teacher_states:
+            distance = hidden_state_distance(encoded.hidden_states[1:], teacher_states, mask_BN)
+            parts["layers"] = config.distill_layers * distance
+        return parts
+
+    def _encode(self, input_ids: Tensor, budgets: Budgets, segments_BN: Tensor | None, *, states: bool) -> Any:
+        """Call the base. Our attention has the mask already; of the bases only mean pooling asks for it."""
+        inputs: dict[str, Any] = {"output_hidden_states": states}
+        if self.config.segment_embeddings and segments_BN is not None:
+            inputs["token_type_ids"] = segments_BN
+        if getattr(self.base.config, "classifier_pooling", None) == "mean":
+            inputs["attention_mask"] = budgets.mask
+        elif self.base.config.model_type == "modernbert":  # a mapping keeps it from making masks
+            inputs["attention_mask"] = {"full_attention": None, "sliding_attention": None}
+        return self.base(input_ids, budgets=budgets, **inputs)
+
+    def _dials(self, dial: Dial, batch: int, progress: float) -> tuple[Sequence[Budget], Tensor | None]:
+        """Each layer's dial; where heads are ranked, in training, the shares of heads that were drawn too."""
+        layers = self.config.num_hidden_layers
+        if not self.config.gate.ranks_layers:
+            return [dial] * layers, None
+        options = self.config.part(RankingOptions)
+        if self.training:
+            threshold, share_B = draw_budgets(self.order, batch, options, progress)
+            return [threshold] * layers, share_B
+        return resolve_budget(dial, self.order, options.target(progress), options.threshold_offsets), None
+
+    def _attention_flops(self, ids_BN: Tensor, mask_BN: Tensor | None) -> Tensor:
+        """Those of one layer with all heads. -> (B,)."""
+        (B, N), D = ids_BN.shape, self.config.hidden_size
+        n_B = torch.full((B,), float(N), device=ids_BN.device) if mask_BN is None else mask_BN.sum(dim=1).float()
+        return 8 * n_B * D * D + 4 * n_B**2 * D
 
     def _check_ids(self, ids: Tensor) -> None:
         if ids.dim() != 2 or ids.numel() == 0:
@@ -195,6 +254,11 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             raise UsageError(
                 f"input_ids contains {wrong}, outside the vocabulary of {self.config.vocab_size}: "
                 "use the tokenizer that the model was trained with"
+            )
+        if (length := ids.shape[1]) > (limit := self.config.max_position_embeddings):
+            raise UsageError(
+                f"the input has {length} tokens but the model has {limit} positions: truncate the text "
+                f"(tokenizer(..., truncation=True, max_length={limit})) or use a model with more positions"
             )
 
     def _check_labels(self, labels: Tensor) -> None:
@@ -209,45 +273,132 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         elif task == "multi_label_classification" and labels.shape[-1] != n:
             raise UsageError(f"labels have shape {tuple(labels.shape)}: give one 0 or 1 for each of {n} labels")
 
+    def keep_base(self, fresh: Sequence[str] = ()) -> None:
+        """Train gates and classifier only, and save them only; `fresh` names encoder weights that the base lacks."""
+        self.config.delta = True
+        prefix = f"{self.base.base_model_prefix}."
+        for name, parameter in self.base.named_parameters():
+            if name.startswith(prefix) and ".allocator." not in name and name not in fresh:
+                parameter.requires_grad_(False)
+
+    def plain(self) -> PreTrainedModel:
+        """An ordinary model of the base's architecture, with all heads and these weights."""
+        if self.config.gate in (LearnedHeads, FrozenHeads):
+            raise UsageError(f"gates of the kind {self.config.kind!r}: heads are not at weight 1, or not all there")
+        base = self.config.base_config
+        for name in ("id2label", "label2id", "problem_type"):
+            setattr(base, name, getattr(self.config, name))
+        model: PreTrainedModel = AutoModelForSequenceClassification.from_config(base)
+        restore_attention(self.base, model)
+        model.train(self.training)
+        return model
+
+    def freeze(self, budget: float) -> PreTrainedModel:
+        """A static model with this share of all heads, those with the highest static scores: no gates, no routing.
+
+        With all heads it is an ordinary model of the base's architecture. With fewer it is ours: these architectures
+        fix the size of a head to width / heads, so their own code cannot hold fewer.
+        """
+        if not self.config.gate.ranks_layers:
+            raise UsageError(
+                f"gates of the kind {self.config.kind!r} have no order of heads to freeze: give a run that was trained "
+                "with --base and gates of the kind ranked or order"
+            )
+        if not 0 <= budget <= 1:
+            raise UsageError(f"budget {budget:g} is outside [0, 1]: it is the share of heads that are kept")
+        if budget == 1:
+            return self.plain()
+        threshold = resolve_budget(Dial("mean", budget), self.order, None)[0].threshold
+        config = copy.deepcopy(self.config)
+        config.gates = {"kind": "frozen", "heads": [row.nonzero().flatten().tolist() for row in self.order > threshold]}
+        config.delta = False
+        frozen = BudgetFormerForSequenceClassification(config, self.plain())
+        frozen.train(self.training)
+        return frozen
+
+    def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
+        """Write the whole model, or the delta where the base was kept as it is."""
+        if self.config.delta and "state_dict" not in kwargs:
+            trained = {name for name, p in self.named_parameters() if p.requires_grad}
+            state = {k: v for k, v in self.state_dict().items() if k in trained or ".allocator." in k}
+            kwargs["state_dict"] = state
+        super().save_pretrained(save_directory, **kwargs)
+
     @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path: Any, *args: Any, **kwargs: Any) -> Self:
-        """Load from a directory or the hub; safetensors only, and a damaged file is named."""
+    def from_pretrained(
+        cls, pretrained_model_name_or_path: Any, *args: Any, base: Any = None, offline: bool = False, **kwargs: Any
+    ) -> Self:
+        """Load from a directory or, unless `offline`, the hub; safetensors only, and a damaged file is named.
+
+        A delta is put on its base (`base` where it moved), whose hash is checked.
+        """
         if kwargs.get("use_safetensors") is False:
             raise ModelError("use_safetensors=False: pickled weights can run code and are never loaded")
-        folder = Path(pretrained_model_name_or_path) if pretrained_model_name_or_path else None
-        if folder is not None and folder.is_dir():
-            check_weights(folder / kwargs.get("subfolder", ""))
+        kwargs["local_files_only"] = offline or kwargs.get("local_files_only", False)
+        folder = Path(pretrained_model_name_or_path or "") / kwargs.get("subfolder", "")
+        if pretrained_model_name_or_path and folder.is_dir():
+            check_weights(folder)
+            config = kwargs.get("config") or BudgetFormerConfig.from_pretrained(folder)
+            if config.delta:
+                return cls._load_delta(folder, config, str(base or config.base_name), kwargs["local_files_only"])
         try:
             model: Self = super().from_pretrained(
                 pretrained_model_name_or_path, *args, **{**kwargs, "use_safetensors": True}
             )
         except SafetensorError as error:
             raise ModelError(f"{pretrained_model_name_or_path}: the weights cannot be read ({error})") from error
-        for parameter in model.parameters():  # the mapped file is not aligned, which changes the last bits of a GEMM
-            parameter.data = parameter.data.clone()
+        align_weights(model)
+        return model
+
+    @classmethod
+    def _load_delta(cls, folder: Path, config: BudgetFormerConfig, name: str, offline: bool) -> Self:
+        labels = {key: getattr(config, key) for key in ("id2label", "label2id", "problem_type")}
+        try:
+            base, fresh = load_base(name, offline=offline, **labels)
+        except ModelError as error:
+            raise ModelError(
+                f"{folder} is a delta on the base {name!r}, which cannot be loaded ({error}): put the base back, or "
+                "give it with from_pretrained(..., base=...)"
+            ) from None
+        if (digest := base_hash(base, fresh)) != config.base_sha256:
+            raise ModelError(
+                f"{folder} is a delta on the base {name!r} with the hash {str(config.base_sha256)[:12]}, but that "
+                f"base's weights have the hash {digest[:12]} now: give the base that it was trained on"
+            )
+        model = cls(config, base)
+        model.keep_base(fresh)
+        _, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        if unexpected:
+            raise ModelError(f"{folder}: the delta holds {unexpected[0]!r}, which its base has no place for")
+        model.train(False)
         return model
 
 
-def check_weights(folder: Path) -> None:
-    """Refuse a model folder whose weights are missing, pickled, cut short or corrupt."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        pickled = next((f for ending in ("*.bin", "*.pt", "*.pth", "*.pkl") for f in folder.glob(ending)), None)
-        if pickled:
-            raise ModelError(
-                f"{pickled} is a pickle file, which can run code and is never loaded: convert it to "
-                "model.safetensors on a machine that you can afford to lose"
-            )
-        raise ModelError(f"{folder} has no model.safetensors: give the directory of a saved model")
-    for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                tensors.keys()
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{file} is not a readable safetensors file ({error}): it is corrupt or was cut short; copy or save "
-                "it again"
-            ) from error
+def retrofit(model: PreTrainedModel, **options: Any) -> BudgetFormerForSequenceClassification:
+    """Head budgets for a Hugging Face sequence classifier; at first it computes what the model did.
+
+    The model itself is changed and becomes part of the result. `options` are those of BudgetFormerConfig.
+    """
+    config = BudgetFormerConfig.over(model.config, **options)
+    if not type(model).__name__.endswith("ForSequenceClassification"):
+        raise UsageError(
+            f"{type(model).__name__} has no classifier: load it with AutoModelForSequenceClassification.from_pretrained"
+        )
+    budgeted = BudgetFormerForSequenceClassification(config, model)
+    budgeted.train(model.training)
+    return budgeted
+
+
+def _retrofitted(config: BudgetFormerConfig, model: PreTrainedModel | None) -> PreTrainedModel:
+    """The pretrained encoder with our attention; without one, an encoder of its shape."""
+    if model is None:
+        base = config.base_config
+        base.num_labels = config.labels
+        model = cast("PreTrainedModel", AutoModelForSequenceClassification.from_config(base))
+    gain = first_budget(config.num_attention_heads) if config.gate is LearnedHeads else 1.0
+    replace_attention(model, lambda layer: make_gate(config, layer), gain)
+    set_dropout(model, config.dropout, config.attention_dropout)
+    return model
 
 
 class ProgressCallback(TrainerCallback):
@@ -258,12 +409,6 @@ class ProgressCallback(TrainerCallback):
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kwargs["model"].config.training_progress = min(1.0, state.global_step / max(1, state.max_steps))
-
-
-def _initializers() -> Any:
-    from transformers import initialization  # guards against overwriting weights that were just loaded
-
-    return initialization
 
 
 AutoConfig.register(BudgetFormerConfig.model_type, BudgetFormerConfig)

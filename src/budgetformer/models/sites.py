@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from budgetformer.errors import ModelError
-from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
+from budgetformer.nn.allocation import Allocation, Budget, HeadAllocator
 from budgetformer.nn.attention import BudgetedAttention
-from budgetformer.nn.ranking import GivenHeads
-from budgetformer.nn.selective import Placement
+from budgetformer.nn.ranking import FrozenHeads
+from budgetformer.nn.selective import Positions
 
 SUPPORTED = ("bert", "roberta", "distilbert", "electra", "xlm-roberta", "modernbert")
 
@@ -28,14 +27,14 @@ class Budgets:
 
     mask: Tensor | None
     progress: float
-    dials: Sequence[Dial | None]  # one a layer
+    dials: Sequence[Budget]  # one per layer
     map_heads: Mapping[int, Sequence[int]] = field(default_factory=dict)
     allocations: dict[int, Allocation] = field(default_factory=dict)
     maps: dict[int, Tensor] = field(default_factory=dict)
 
 
 class Site(NamedTuple):
-    """Where a layer's attention is, what it is made of, and how to put another in its place."""
+    """Where a layer's attention is, what it is made of, and how to replace it."""
 
     q: tuple[Tensor, Tensor | None]  # weight, bias
     k: tuple[Tensor, Tensor | None]
@@ -44,13 +43,15 @@ class Site(NamedTuple):
     dropout: float
     after: nn.Module  # what the module applied behind its output projection
     window: int | None
-    put: Callable[[nn.Module], None]
+    replace: Callable[[nn.Module], None]
 
 
 class RetrofitAttention(nn.Module):
     """BudgetedAttention in the place, and with the weights, of a pretrained attention."""
 
-    def __init__(self, layer: int, core: BudgetedAttention, after: nn.Module, window: int | None) -> None:
+    def __init__(
+        self, layer: int, core: BudgetedAttention | BiasOnly, after: nn.Module, window: int | None = None
+    ) -> None:
         super().__init__()
         self.layer = layer
         self.core = core
@@ -65,60 +66,32 @@ class RetrofitAttention(nn.Module):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **__: Any,
     ) -> tuple[Tensor, None]:
-        place = None
+        positions = None
         if position_embeddings is not None:
             cos, sin = position_embeddings
-            place = Placement(cos[0], sin[0], self.window)
-        if heads := budgets.map_heads.get(self.layer):
-            budgets.maps[self.layer] = self.core.maps(hidden_states, budgets.mask, heads, place)
+            positions = Positions(cos[0], sin[0], self.window)
+        heads = budgets.map_heads.get(self.layer)
+        if heads and isinstance(self.core, BudgetedAttention) and self.core.held is None:
+            budgets.maps[self.layer] = self.core.maps(hidden_states, budgets.mask, heads, positions)
         dial = budgets.dials[self.layer]
-        y_BND, allocation = self.core(hidden_states, budgets.mask, budgets.progress, dial, place)
+        y_BND, allocation = self.core(hidden_states, budgets.mask, budgets.progress, dial, positions)
         budgets.allocations[self.layer] = allocation
         return self.after(y_BND), None
 
 
-class FrozenAttention(nn.Module):
-    """Ordinary attention with the heads that were kept: no gate, no routing, smaller matrices."""
+class BiasOnly(nn.Module):
+    """What is left of an attention without heads: the bias of its output projection."""
 
-    def __init__(
-        self,
-        layer: int,
-        allocator: GivenHeads,
-        width: int,
-        head: int,
-        dropout: float,
-        after: nn.Module,
-        window: int | None,
-    ) -> None:
+    def __init__(self, width: int, allocator: HeadAllocator) -> None:
         super().__init__()
-        self.layer, self.allocator, self.dropout, self.after, self.window = layer, allocator, dropout, after, window
-        inner = len(allocator.kept) * head
-        self.qkv = nn.Linear(width, 3 * inner) if inner else None
-        self.out = nn.Linear(inner, width) if inner else None
-        self.bias = None if inner else nn.Parameter(torch.zeros(width))  # what is left of a layer without heads
+        self.allocator = allocator
+        self.dropout = 0.0
+        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(
-        self,
-        hidden_states: Tensor,
-        *_: Any,
-        budgets: Budgets,
-        position_embeddings: tuple[Tensor, Tensor] | None = None,
-        **__: Any,
-    ) -> tuple[Tensor, None]:
-        allocation = self.allocator(hidden_states, budgets.mask, budgets.progress)
-        budgets.allocations[self.layer] = allocation
-        if self.qkv is None or self.out is None:
-            assert self.bias is not None
-            return self.after(self.bias.expand_as(hidden_states)), None
-        B, N, _D = hidden_states.shape
-        q, k, v = self.qkv(hidden_states).view(B, N, len(self.allocator.kept), 3, -1).permute(3, 0, 2, 1, 4)
-        mask = None if budgets.mask is None else budgets.mask[:, None, None, :]
-        if position_embeddings is not None:
-            place = Placement(position_embeddings[0][0], position_embeddings[1][0], self.window)
-            q, k, near = place.rotate(q), place.rotate(k), place.near(N)
-            mask = near if mask is None else mask if near is None else mask & near
-        y = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=self.dropout if self.training else 0.0)
-        return self.after(self.out(y.transpose(1, 2).reshape(B, N, -1))), None
+        self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget, positions: Positions | None = None
+    ) -> tuple[Tensor, Allocation]:
+        return self.bias.expand_as(x_BND), self.allocator(x_BND, mask_BN, progress)
 
 
 def check_supported(config: Any) -> None:
@@ -132,25 +105,44 @@ def check_supported(config: Any) -> None:
         raise ModelError(f"this {kind} is a decoder: retrofit takes encoders, which see the text in both directions")
 
 
-def replace_attention(model: nn.Module, make: Callable[[int], HeadAllocator], gain: float = 1.0) -> int:
-    """Put a RetrofitAttention at every site, with the weights that are there. Returns the number of layers.
+def replace_attention(model: nn.Module, make: Callable[[int], HeadAllocator], gain: float = 1.0) -> None:
+    """Put a RetrofitAttention at every site, with the weights that are there; frozen heads take theirs alone.
 
-    `make` gives a layer's allocator; `gain` is the weight that its heads start with, which the output projection makes
-    up for.
+    `make` gives a layer's allocator. `gain`: every head's initial gate weight; W_O is divided by it, so the output is
+    unchanged.
     """
-    layer = -1
     for layer, site in enumerate(list(_sites(model))):
-        width = site.out.weight.shape[0]
-        core = BudgetedAttention(width, allocator := make(layer), site.dropout)
-        weight, bias = join_heads(site, allocator.num_heads)
-        with torch.no_grad():
-            core.qkv.weight = nn.Parameter(weight)
-            core.qkv.bias = nn.Parameter(bias, requires_grad=site.q[1] is not None)
-            core.out.weight = nn.Parameter(site.out.weight / gain if gain != 1 else site.out.weight.detach().clone())
-            back = torch.zeros_like(site.out.weight[:, 0]) if site.out.bias is None else site.out.bias.detach().clone()
-            core.out.bias = nn.Parameter(back, requires_grad=site.out.bias is not None)
-        site.put(RetrofitAttention(layer, core, site.after, site.window))
-    return layer + 1
+        allocator = make(layer)
+        held = allocator.heads if isinstance(allocator, FrozenHeads) else None
+        core = _bias_only(site, allocator) if held == [] else _budgeted(site, allocator, held, gain)
+        site.replace(RetrofitAttention(layer, core, site.after, site.window))
+
+
+def _budgeted(site: Site, allocator: HeadAllocator, held: Sequence[int] | None, gain: float) -> BudgetedAttention:
+    width = site.out.weight.shape[0]
+    core = BudgetedAttention(width, allocator, site.dropout, held)
+    weight, bias = join_heads(site, allocator.num_heads)
+    out = site.out.weight.detach() / gain if gain != 1 else site.out.weight.detach().clone()
+    if held is not None:
+        d, device = width // allocator.num_heads, weight.device
+        rows = torch.cat([torch.arange(3 * h * d, 3 * (h + 1) * d, device=device) for h in held])
+        columns = torch.cat([torch.arange(h * d, (h + 1) * d, device=device) for h in held])
+        weight, bias, out = weight[rows], bias[rows], out[:, columns]
+    core.qkv.weight, core.out.weight = nn.Parameter(weight), nn.Parameter(out)
+    core.qkv.bias = nn.Parameter(bias, requires_grad=site.q[1] is not None)
+    core.out.bias = _out_bias(site)
+    return core
+
+
+def _bias_only(site: Site, allocator: HeadAllocator) -> BiasOnly:
+    core = BiasOnly(len(site.out.weight), allocator)
+    core.bias = _out_bias(site)
+    return core
+
+
+def _out_bias(site: Site) -> nn.Parameter:
+    bias = torch.zeros_like(site.out.weight[:, 0]) if site.out.bias is None else site.out.bias.detach().clone()
+    return nn.Parameter(bias, requires_grad=site.out.bias is not None)
 
 
 def set_dropout(model: nn.Module, rate: float | None, attention: float | None) -> None:
@@ -174,28 +166,6 @@ def join_heads(site: Site, heads: int) -> tuple[Tensor, Tensor]:
     return weights.flatten(0, 2).contiguous(), biases.flatten().contiguous()
 
 
-def freeze_attention(model: nn.Module, kept: Sequence[Sequence[int]]) -> None:
-    """Put a FrozenAttention with the kept heads in the place of every RetrofitAttention."""
-    for parent, name, module in list(_retrofitted(model)):
-        core, heads = module.core, kept[module.layer]
-        allocator = GivenHeads(core.num_heads, heads)
-        width = core.out.weight.shape[0]
-        d = width // core.num_heads
-        small = FrozenAttention(module.layer, allocator, width, d, core.dropout, module.after, module.window)
-        small.to(core.out.weight.device)
-        with torch.no_grad():
-            if small.qkv is not None and small.out is not None:
-                rows = torch.cat([torch.arange(3 * h * d, 3 * (h + 1) * d) for h in allocator.kept])
-                columns = torch.cat([torch.arange(h * d, (h + 1) * d) for h in allocator.kept])
-                small.qkv.weight = nn.Parameter(core.qkv.weight[rows].clone())
-                small.qkv.bias = nn.Parameter(core.qkv.bias[rows].clone(), core.qkv.bias.requires_grad)
-                small.out.weight = nn.Parameter(core.out.weight[:, columns].clone())
-                small.out.bias = nn.Parameter(core.out.bias.clone(), core.out.bias.requires_grad)
-            else:
-                small.bias = nn.Parameter(core.out.bias.clone(), core.out.bias.requires_grad)
-        setattr(parent, name, small)
-
-
 def restore_attention(model: nn.Module, plain: nn.Module) -> None:
     """Write a retrofitted model's weights back into an ordinary one of the same shape, all heads at weight 1."""
     sites = list(_sites(plain))
@@ -203,23 +173,18 @@ def restore_attention(model: nn.Module, plain: nn.Module) -> None:
     _, unexpected = plain.load_state_dict(state, strict=False)
     assert not unexpected, unexpected
     with torch.no_grad():
-        for (_, _, module), site in zip(_retrofitted(model), sites, strict=True):
-            weights = module.core.qkv.weight.view(module.core.num_heads, 3, -1, site.out.weight.shape[0])
-            biases = module.core.qkv.bias.view(module.core.num_heads, 3, -1)
+        cores = [module.core for module in model.modules() if isinstance(module, RetrofitAttention)]
+        for core, site in zip(cores, sites, strict=True):
+            assert isinstance(core, BudgetedAttention)
+            weights = core.qkv.weight.view(core.num_heads, 3, -1, site.out.weight.shape[0])
+            biases = core.qkv.bias.view(core.num_heads, 3, -1)
             for number, (weight, bias) in enumerate((site.q, site.k, site.v)):
                 weight.copy_(weights[:, number].flatten(0, 1))
                 if bias is not None:
                     bias.copy_(biases[:, number].flatten())
-            site.out.weight.copy_(module.core.out.weight)
+            site.out.weight.copy_(core.out.weight)
             if site.out.bias is not None:
-                site.out.bias.copy_(module.core.out.bias)
-
-
-def _retrofitted(model: nn.Module) -> Iterator[tuple[nn.Module, str, RetrofitAttention]]:
-    for parent in model.modules():
-        for name, child in parent.named_children():
-            if isinstance(child, RetrofitAttention):
-                yield parent, name, child
+                site.out.bias.copy_(core.out.bias)
 
 
 def _sites(model: nn.Module) -> Iterator[Site]:
@@ -242,12 +207,12 @@ def _pair(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
 def _bert_site(attention: Any) -> Site:
     own, output = attention.self, attention.output
 
-    def put(module: nn.Module) -> None:  # residual sum, dropout and norm stay in `output`
+    def replace(module: nn.Module) -> None:  # residual sum, dropout and norm stay in `output`
         attention.self, output.dense = module, nn.Identity()
 
     window, after = None, nn.Identity()
     return Site(
-        _pair(own.query), _pair(own.key), _pair(own.value), output.dense, own.dropout.p, after, window, put
+        _pair(own.query), _pair(own.key), _pair(own.value), output.dense, own.dropout.p, after, window, replace
     )  # fmt: skip
 
 

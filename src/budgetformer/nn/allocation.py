@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -60,24 +60,34 @@ class Dial:
         if isinstance(text, Dial):
             return text
         mode, colon, number = text.partition(":")
-        if (mode in ("learned", "full", "random") and colon) or (mode in _WITH_VALUE and not colon):
-            raise UsageError(f"budget {text!r} is not known: give {_DIAL_HELP}")
         try:
-            return cls(mode, float(number) if colon else None)  # type: ignore[arg-type]
-        except ValueError as error:
-            if isinstance(error, UsageError):
-                raise
+            value = float(number) if colon else None
+        except ValueError:
             raise UsageError(f"budget {text!r}: {number!r} is not a number; give {_DIAL_HELP}") from None
+        return cls(mode, value)  # type: ignore[arg-type]
 
     def __post_init__(self) -> None:
         if self.mode not in ("learned", "full", "random", *_WITH_VALUE):
             raise UsageError(f"budget {self.mode!r} is not known: give {_DIAL_HELP}")
+        if (self.mode in _WITH_VALUE) != (self.value is not None):
+            raise UsageError(f"budget {str(self)!r} is not known: give {_DIAL_HELP}")
         if self.value is not None and not 0 <= self.value <= 1:
             raise UsageError(f"budget {self}: {self.value} is outside [0, 1]; it is the fraction of heads that run")
 
     def __str__(self) -> str:
         """What `parse` reads back as the same dial."""
         return self.mode if self.value is None else f"{self.mode}:{float(self.value)!r}".removesuffix(".0")
+
+
+class LayerThreshold(NamedTuple):
+    """A dial resolved for one layer of ranked heads: the score threshold and, for fixed and max, its quota of heads."""
+
+    mode: str
+    threshold: Tensor | float  # a number, or (B, 1)
+    quota: int = 0
+
+
+Budget = Dial | LayerThreshold  # what a layer's gate is told at evaluation
 
 
 @dataclass(frozen=True)
@@ -104,9 +114,15 @@ class Selection:
     def count(self, budget: Tensor, num_heads: int) -> Tensor:
         """k = max(min_heads, floor(s H)), at most H."""
         round_ = {"floor": torch.floor, "round": torch.round, "ceil": torch.ceil}[self.rounding]
-        return round_(budget * num_heads).long().clamp(min(self.min_heads, num_heads), num_heads)
+        sH = budget * num_heads + self.slack if self.slack else budget * num_heads
+        return round_(sH).long().clamp(min(self.min_heads, num_heads), num_heads)
 
-    def dialled(self, heads: Tensor, dial: Dial, num_heads: int) -> Tensor:
+    @property
+    def slack(self) -> float:
+        """What is added to s H before rounding, so that s = k / H means k heads whatever the last bit."""
+        return {"floor": ROUNDING_SLACK, "round": 0.0, "ceil": -ROUNDING_SLACK}[self.rounding]
+
+    def apply_budget(self, heads: Tensor, dial: Dial, num_heads: int) -> Tensor:
         """The number of heads that `dial` makes of the learned number."""
         if dial.mode == "full":
             return torch.full_like(heads, num_heads)
@@ -147,7 +163,7 @@ def allocate(
 ) -> Allocation:
     """Turn s and p into weights and active heads: w = s H p, masked to the top k where `keep_top`."""
     H = relevance.shape[-1]
-    heads = selection.dialled(selection.count(budget, H), dial or Dial(), H)
+    heads = selection.apply_budget(selection.count(budget, H), dial or Dial(), H)
     if selection.budget_as == "count":
         return _allocate_count(budget, relevance, heads, keep_top)
     weights = budget[:, None] * H * relevance
@@ -182,7 +198,19 @@ def _allocate_count(budget: Tensor, relevance: Tensor, heads: Tensor, keep_top: 
 
 
 class HeadAllocator(nn.Module, ABC):
-    """Decides from a layer's input which heads each sample gets. Computes in fp32 whatever the precision."""
+    """Decides from a layer's input which heads each sample gets. Computes in fp32 whatever the precision.
+
+    What a kind of gate can do is declared here, and asked for by everything that runs, prices or exports a model.
+    """
+
+    selects: ClassVar[bool] = True  # may leave heads out
+    can_dial: ClassVar[bool] = True  # a budget at prediction time changes how many heads run
+    per_input: ClassVar[bool] = True  # inputs differ in the heads that they get
+    ranks_layers: ClassVar[bool] = False  # the heads of all layers are in one order: mean:X, freezing
+    exportable: ClassVar[bool] = True  # a graph can hold it
+    random: ClassVar[bool] = False  # draws heads at evaluation too
+    has_budget_net: ClassVar[bool] = False  # what its own computing costs
+    has_scorer: ClassVar[bool] = False
 
     reads_padding = False  # where True, hidden states must be right at padding too
 
@@ -191,14 +219,16 @@ class HeadAllocator(nn.Module, ABC):
         self.num_heads = num_heads
 
     @abstractmethod
-    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None) -> Allocation:
         """Allocate heads at this progress; `dial` counts at evaluation only."""
 
 
 class AllHeads(HeadAllocator):
     """The standard Transformer: every head, unweighted, no parameters. The dial has nothing to turn."""
 
-    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
+    selects = can_dial = per_input = False
+
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None) -> Allocation:
         B, H = x_BND.shape[0], self.num_heads
         ones = torch.ones(B, H, device=x_BND.device)
         return Allocation(
@@ -211,7 +241,10 @@ class AllHeads(HeadAllocator):
 
 
 class GatedHeads(HeadAllocator):
-    """An allocator with a budget and scores, of which subclasses say where they come from."""
+    """An allocator with a budget and scores: of the nets f and g, where a subclass does not say otherwise."""
+
+    budget_net: BudgetNet
+    scorer: Linear32
 
     def __init__(self, num_heads: int, exploration: Exploration, selection: Selection) -> None:
         super().__init__(num_heads)
@@ -221,15 +254,18 @@ class GatedHeads(HeadAllocator):
         if selection.min_heads > num_heads:
             raise UsageError(f"min_heads={selection.min_heads} exceeds the {num_heads} heads of a layer: lower it")
 
-    @abstractmethod
     def budget(self, pooled_BD: Tensor) -> Tensor:
         """s in [0, 1] for each sample. (B, D) -> (B,)."""
+        out: Tensor = self.budget_net(pooled_BD)
+        return out
 
-    @abstractmethod
     def scores(self, pooled_BD: Tensor) -> Tensor:
         """The heads' scores z before noise. (B, D) -> (B, H)."""
+        out: Tensor = self.scorer(pooled_BD)
+        return out
 
-    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None) -> Allocation:
+        assert not isinstance(dial, LayerThreshold)
         dial = Dial() if self.training or dial is None else dial
         with torch.autocast(x_BND.device.type, enabled=False):
             pooled_BD = pool(x_BND, None if self.selection.pool_padding else mask_BN)
@@ -247,7 +283,7 @@ class GatedHeads(HeadAllocator):
             return allocate(budget, relevance, self.selection, keep_top=keep_top, dial=dial)
 
 
-class _Linear32(nn.Linear):
+class Linear32(nn.Linear):
     """A Linear that computes in fp32 even where the model was cast to a lower precision."""
 
     def forward(self, input: Tensor) -> Tensor:
@@ -259,7 +295,7 @@ class BudgetNet(nn.Sequential):
     """f: Linear(D, D), ReLU, Linear(D, 1); s = sigmoid(f(h))."""
 
     def __init__(self, width: int) -> None:
-        super().__init__(_Linear32(width, width), nn.ReLU(), _Linear32(width, 1))
+        super().__init__(Linear32(width, width), nn.ReLU(), Linear32(width, 1))
 
     def forward(self, input: Tensor) -> Tensor:
         out: Tensor = super().forward(input)  # type: ignore[no-untyped-call]
@@ -269,22 +305,18 @@ class BudgetNet(nn.Sequential):
 class LearnedHeads(GatedHeads):
     """The paper's allocator: a budget net f and a head scorer g, both of the pooled input."""
 
+    has_budget_net = has_scorer = True
+
     def __init__(self, width: int, num_heads: int, exploration: Exploration, selection: Selection) -> None:
         super().__init__(num_heads, exploration, selection)
         self.budget_net = BudgetNet(width)
-        self.scorer = _Linear32(width, num_heads)
-
-    def budget(self, pooled_BD: Tensor) -> Tensor:
-        out: Tensor = self.budget_net(pooled_BD)
-        return out
-
-    def scores(self, pooled_BD: Tensor) -> Tensor:
-        out: Tensor = self.scorer(pooled_BD)
-        return out
+        self.scorer = Linear32(width, num_heads)
 
 
 class FixedBudget(GatedHeads):
     """The first ablation, trained so: s is a constant, the scorer g is learned."""
+
+    has_scorer = True
 
     def __init__(
         self, width: int, num_heads: int, exploration: Exploration, selection: Selection, fixed_budget: float
@@ -293,33 +325,30 @@ class FixedBudget(GatedHeads):
         if not 0 <= fixed_budget <= 1:
             raise UsageError(f"fixed_budget={fixed_budget}: give the fraction of heads, in [0, 1]")
         self.fixed_budget = fixed_budget
-        self.scorer = _Linear32(width, num_heads)
+        self.scorer = Linear32(width, num_heads)
 
     def budget(self, pooled_BD: Tensor) -> Tensor:
         return pooled_BD.new_full((pooled_BD.shape[0],), self.fixed_budget)
-
-    def scores(self, pooled_BD: Tensor) -> Tensor:
-        out: Tensor = self.scorer(pooled_BD)
-        return out
 
 
 class RandomHeads(GatedHeads):
     """The second ablation, trained so: f is learned, the scores are drawn anew from N(0, 1) at every call."""
 
+    exportable = False
+    random = has_budget_net = True
+
     def __init__(self, width: int, num_heads: int, exploration: Exploration, selection: Selection) -> None:
         super().__init__(num_heads, exploration, selection)
         self.budget_net = BudgetNet(width)
-
-    def budget(self, pooled_BD: Tensor) -> Tensor:
-        out: Tensor = self.budget_net(pooled_BD)
-        return out
 
     def scores(self, pooled_BD: Tensor) -> Tensor:
         return torch.randn(pooled_BD.shape[0], self.num_heads, device=pooled_BD.device)
 
 
 class StaticHeads(GatedHeads):
-    """The control that the paper lacks: one learned s and one learned p a layer, whatever the input."""
+    """The control that the paper lacks: one learned s and one learned p per layer, whatever the input."""
+
+    per_input = False
 
     def __init__(self, num_heads: int, exploration: Exploration, selection: Selection) -> None:
         super().__init__(num_heads, exploration, selection)

@@ -12,30 +12,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from budgetformer.errors import UsageError
-from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
-from budgetformer.nn.selective import Placement, evaluate_active
-
-
-def attend(
-    q_BHNd: Tensor,
-    k_BHNd: Tensor,
-    v_BHNd: Tensor,
-    mask_BN: Tensor | None,
-    dropout: float = 0.0,
-    place: Placement | None = None,
-) -> Tensor:
-    """Softmax(Q K^T / sqrt(d)) V for every head; padding is not attended to. -> (B, H, N, d)."""
-    mask = None if mask_BN is None else mask_BN[:, None, None, :]
-    if place is not None:
-        q_BHNd, k_BHNd, near_NN = place.rotate(q_BHNd), place.rotate(k_BHNd), place.near(q_BHNd.shape[2])
-        mask = near_NN if mask is None else mask if near_NN is None else mask & near_NN
-    return F.scaled_dot_product_attention(q_BHNd, k_BHNd, v_BHNd, attn_mask=mask, dropout_p=dropout)
+from budgetformer.nn.allocation import Allocation, Budget, HeadAllocator
+from budgetformer.nn.selective import Positions, attend, evaluate_active
 
 
 class BudgetedAttention(nn.Module):
-    """Self-attention whose heads are allocated for each sample by `allocator`."""
+    """Self-attention whose heads are allocated for each sample by `allocator`.
 
-    def __init__(self, width: int, allocator: HeadAllocator, dropout: float = 0.0) -> None:
+    `held` names the heads that there are weights for, where the others are never used; None: all.
+    """
+
+    def __init__(
+        self, width: int, allocator: HeadAllocator, dropout: float = 0.0, held: Sequence[int] | None = None
+    ) -> None:
         super().__init__()
         heads = allocator.num_heads
         if heads < 1 or width % heads:
@@ -46,39 +35,43 @@ class BudgetedAttention(nn.Module):
         self.num_heads = heads
         self.dropout = dropout
         self.allocator = allocator
-        self.qkv = nn.Linear(width, 3 * width)  # rows head by head, its q, k, v: neighbouring heads are one slice
-        self.out = nn.Linear(width, width)
+        self.held = None if held is None else list(held)
+        inner = width if held is None else len(held) * (width // heads)
+        self.qkv = nn.Linear(width, 3 * inner)  # rows head by head, its q, k, v: neighbouring heads are one slice
+        self.out = nn.Linear(inner, width)
 
     def forward(
         self,
         x_BND: Tensor,
         mask_BN: Tensor | None,
         progress: float,
-        dial: Dial | None = None,
-        place: Placement | None = None,
+        dial: Budget | None = None,
+        positions: Positions | None = None,
     ) -> tuple[Tensor, Allocation]:
         """Allocate heads, evaluate them and project back. -> (B, N, D) and what was allocated."""
         allocation = self.allocator(x_BND, mask_BN, progress, dial)
         y_BND = None
-        if not self.training and (mask_BN is None or not self.allocator.reads_padding):
-            y_BND = evaluate_active(x_BND, mask_BN, allocation.active, allocation.weights, self.qkv, self.out, place)
-        return self.evaluate(x_BND, mask_BN, allocation, place) if y_BND is None else y_BND, allocation
+        if not self.training and self.held is None and (mask_BN is None or not self.allocator.reads_padding):
+            weights = allocation.weights
+            y_BND = evaluate_active(x_BND, mask_BN, allocation.active, weights, self.qkv, self.out, positions)
+        return self.evaluate(x_BND, mask_BN, allocation, positions) if y_BND is None else y_BND, allocation
 
     def evaluate(
-        self, x_BND: Tensor, mask_BN: Tensor | None, allocation: Allocation, place: Placement | None = None
+        self, x_BND: Tensor, mask_BN: Tensor | None, allocation: Allocation, positions: Positions | None = None
     ) -> Tensor:
         """The definition: all heads are computed, then multiplied by their weights. -> (B, N, D)."""
-        B, N, D = x_BND.shape
-        q, k, v = self.qkv(x_BND).view(B, N, self.num_heads, 3, -1).permute(3, 0, 2, 1, 4)
-        y_BHNd = attend(q, k, v, mask_BN, self.dropout if self.training else 0.0, place)
+        B, N, _ = x_BND.shape
+        heads = self.num_heads if self.held is None else len(self.held)
+        q, k, v = self.qkv(x_BND).view(B, N, heads, 3, -1).permute(3, 0, 2, 1, 4)
+        y_BHNd = attend(q, k, v, mask_BN, self.dropout if self.training else 0.0, positions)
         if allocation.weights is not None:
             weights = allocation.weights.reshape(B, -1, 1, 1).to(y_BHNd.dtype)
             y_BHNd = y_BHNd * weights if torch.is_grad_enabled() else y_BHNd.mul_(weights)
-        out: Tensor = self.out(y_BHNd.transpose(1, 2).reshape(B, N, D))
+        out: Tensor = self.out(y_BHNd.transpose(1, 2).reshape(B, N, -1))
         return out
 
     def maps(
-        self, x_BND: Tensor, mask_BN: Tensor | None, heads: Sequence[int], place: Placement | None = None
+        self, x_BND: Tensor, mask_BN: Tensor | None, heads: Sequence[int], positions: Positions | None = None
     ) -> Tensor:
         """The attention maps of the given heads alone, recomputed. -> (B, len(heads), N, N)."""
         B, N, D = x_BND.shape
@@ -87,13 +80,13 @@ class BudgetedAttention(nn.Module):
             raise UsageError(f"attention head {wrong[0]} does not exist: heads are 0 to {self.num_heads - 1}")
         rows = torch.cat([torch.arange(3 * h * d, (3 * h + 2) * d, device=x_BND.device) for h in heads])
         q, k = F.linear(x_BND, self.qkv.weight[rows], self.qkv.bias[rows]).view(B, N, len(heads), 2, d).unbind(3)
-        q, k, near_NN = q.transpose(1, 2), k.transpose(1, 2), None
-        if place is not None:
-            q, k, near_NN = place.rotate(q), place.rotate(k), place.near(N)
+        q, k, window_NN = q.transpose(1, 2), k.transpose(1, 2), None
+        if positions is not None:
+            q, k, window_NN = positions.rotate(q), positions.rotate(k), positions.window_mask(N)
         scores: Tensor = torch.einsum("bhnd,bhmd->bhnm", q, k) / d**0.5
-        if near_NN is not None:
-            scores = scores.masked_fill(~near_NN, float("-inf"))
+        if window_NN is not None:
+            scores = scores.masked_fill(~window_NN, float("-inf"))
         if mask_BN is not None:
             scores = scores.masked_fill(~mask_BN[:, None, None, :], float("-inf"))
         maps = scores.softmax(dim=-1)
-        return maps if near_NN is None else maps.nan_to_num(0.0)  # padding may have no real token near it
+        return maps if window_NN is None else maps.nan_to_num(0.0)  # padding may have no real token near it

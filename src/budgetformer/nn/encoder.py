@@ -16,14 +16,14 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from budgetformer.errors import UsageError
-from budgetformer.nn.allocation import Allocation, Dial, HeadAllocator
+from budgetformer.nn.allocation import Allocation, Budget, HeadAllocator
 from budgetformer.nn.attention import BudgetedAttention
 
 Activation = Literal["relu", "gelu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
-class Encoded(NamedTuple):
+class EncoderOutput(NamedTuple):
     """What the encoder computed: the last hidden states, each layer's allocation, the maps that were asked for."""
 
     hidden: Tensor  # (B, N, D)
@@ -88,7 +88,7 @@ class Block(nn.Module):
         self.activation = _ACTIVATIONS[activation]
 
     def forward(
-        self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None
+        self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None
     ) -> tuple[Tensor, Allocation]:
         y_BND, allocation = self.attention(x_BND, mask_BN, progress, dial)
         x_BND = self.attention_norm(x_BND + self.dropout(y_BND))
@@ -106,7 +106,7 @@ class Block(nn.Module):
 
 
 class BudgetedEncoder(nn.Module):
-    """A stack of blocks over embedded word pieces; one allocator a layer."""
+    """A stack of blocks over embedded word pieces; one allocator per layer."""
 
     gradient_checkpointing = False
     _gradient_checkpointing_func: Callable[..., Any] = staticmethod(checkpoint)
@@ -137,10 +137,10 @@ class BudgetedEncoder(nn.Module):
         ids_BN: Tensor,
         mask_BN: Tensor | None,
         progress: float,
-        dial: Dial | None = None,
+        dial: Budget | None = None,
         map_heads: Mapping[int, Sequence[int]] | None = None,
         segments_BN: Tensor | None = None,
-    ) -> Encoded:
+    ) -> EncoderOutput:
         """Encode a batch; `map_heads` names, by layer, the heads whose attention maps are wanted."""
         if wrong := [layer for layer in map_heads or {} if not 0 <= layer < len(self.blocks)]:
             raise UsageError(f"layer {wrong[0]} does not exist: layers are 0 to {len(self.blocks) - 1}")
@@ -154,7 +154,7 @@ class BudgetedEncoder(nn.Module):
             else:
                 x_BND, allocation = block(x_BND, mask_BN, progress, dial)
             allocations.append(allocation)
-        return Encoded(x_BND, tuple(allocations), maps)
+        return EncoderOutput(x_BND, tuple(allocations), maps)
 
 
 def padding_mask(mask: Tensor | None) -> Tensor | None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import Allocation
+from budgetformer.nn.ranking import RankingOptions
 
 Task = Literal["single_label_classification", "multi_label_classification", "regression"]
 
@@ -115,6 +116,44 @@ def allocation_losses(allocations: Sequence[Allocation], objective: Objective, b
         gap_L = _mean_over_processes(budget_LB) - budget_LB.new_tensor(targets)
         parts["target"] = objective.target_weight * (gap_L**2).mean()
     return parts
+
+
+def ranked_losses(
+    allocations: Sequence[Allocation], share_B: Tensor, flops_B: Tensor, options: RankingOptions
+) -> dict[str, Tensor]:
+    """What holds ranked heads to the shares that were asked for (NaN: to none), and the price on executed FLOPs.
+
+    `flops_B` are those of one layer's attention with all heads.
+    """
+    executed_B = torch.stack([a.budget for a in allocations]).mean(dim=0)
+    parts = {}
+    if (asked_B := ~share_B.isnan()).any():
+        gap = (executed_B - share_B)[asked_B].mean()
+        parts["target"] = options.target_weight * gap**2
+    if options.cost_weight:
+        parts["cost"] = options.cost_weight * (executed_B * flops_B).sum() / flops_B.sum()
+    return parts
+
+
+def distillation_loss(logits: Tensor, teacher_logits: Tensor, task: Task, temperature: float) -> Tensor:
+    """The distance to a teacher's answers: T^2 KL at temperature T, binary cross-entropy, or mean squared error."""
+    logits, teacher, T = logits.float(), teacher_logits.float(), temperature
+    if task == "regression":
+        return F.mse_loss(logits, teacher)
+    if task == "multi_label_classification":
+        return F.binary_cross_entropy_with_logits(logits, teacher.sigmoid())
+    target = F.log_softmax(teacher / T, dim=-1)
+    return T * T * F.kl_div(F.log_softmax(logits / T, dim=-1), target, log_target=True, reduction="batchmean")
+
+
+def hidden_state_distance(states: Sequence[Tensor], teacher: Sequence[Tensor], mask_BN: Tensor | None) -> Tensor:
+    """The squared distance to a teacher's states on real tokens, as a share of the teacher's own: mean of texts."""
+    shares = []
+    for a_BND, b_BND in zip(states, teacher, strict=True):
+        squares = torch.stack([(a_BND.float() - b_BND.float()).square(), b_BND.float().square()]).sum(dim=-1)
+        apart_B, size_B = (squares if mask_BN is None else squares * mask_BN).sum(dim=-1)
+        shares.append((apart_B / size_B).mean())
+    return torch.stack(shares).mean()
 
 
 def _mean_over_processes(budget_LB: Tensor) -> Tensor:

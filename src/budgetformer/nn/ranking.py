@@ -1,14 +1,14 @@
 """Heads ranked across the layers of a model: one order for all of them, from which an input may depart.
 
-Every head has a static score, comparable between layers, and what the input adds to it. A cut is a threshold on the
-scores: heads above it run at their full weight, so a layer may get none. Cutting the static scores at the right place
-keeps any wanted share of all heads.
+Every head has a static score, comparable between layers, and what the input adds to it. Heads above a threshold run at
+their full weight, so a layer may get none. The right threshold on the static scores keeps any share of all heads.
 
-Shapes: B samples, N tokens, D model width, H heads. `mask` is padding: True on real tokens.
+Shapes: B samples, N tokens, D model width, H heads, L layers. `mask` is padding: True on real tokens.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,39 +20,62 @@ from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import (
     ROUNDING_SLACK,
     Allocation,
+    Budget,
     Dial,
     HeadAllocator,
-    _Linear32,
+    LayerThreshold,
+    Linear32,
     pool,
     ranks,
 )
 
-# How far from the cut a head still feels a gradient; static scores begin evenly spread over (0, 1).
+# How far from the threshold a head still feels a gradient; static scores begin evenly spread over (0, 1).
 _SOFTNESS = 0.1
-_DRIFT = 0.05  # how far a step of training moves the mean input
+_CENTRE_MOMENTUM = 0.05  # how far a step of training moves the mean input
+
+ThresholdOffsets = Sequence[Sequence[float]]  # (heads kept in the model, offset) pairs, ascending; linear in between
 
 
-@dataclass(frozen=True, eq=False)
-class Cut(Dial):
-    """A dial made out for one layer, given the static scores of all."""
+@dataclass(frozen=True)
+class RankingOptions:
+    """How ranked heads are trained, and what they do without a dial."""
 
-    threshold: Tensor | float = float("-inf")  # a number, or (B, 1)
-    quota: int = 0  # for fixed and max: the heads of this layer that the static order keeps
+    target_budget: float | None = 0.5  # the share of heads that `learned` keeps; None: scores above 0
+    target_weight: float = 1.0
+    cost_weight: float = 0.0  # a price on executed FLOPs
+    learn_order: bool = True  # False keeps the static order that training began with
+    budget_low: float = 0.1  # training draws budgets from here to 1 for half of the samples; 1: draws none
+    ramp: float = 0.3  # the progress over which budgets fall from 1 to what is asked for
+    renormalize: bool = False  # spread the dropped heads' weight over the kept ones
+    threshold_offsets: ThresholdOffsets | None = None  # so that mean:X executes X; see models.importance
+
+    def __post_init__(self) -> None:
+        for name in ("budget_low", "ramp", "target_budget"):
+            if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
+                raise UsageError(f"{name}={value}: give a number in [0, 1]")
+        for name in ("target_weight", "cost_weight"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)}: give a number that is not negative")
+
+    def ramped_share(self, share: float, progress: float) -> float:
+        """The budget at this progress on the way from 1 to `share`."""
+        return 1 - (1 - share) * (min(1.0, progress / self.ramp) if self.ramp else 1.0)
+
+    def target(self, progress: float) -> float | None:
+        """The target budget at this progress."""
+        return None if self.target_budget is None else self.ramped_share(self.target_budget, progress)
 
 
-Shifts = Sequence[tuple[int, float]]  # at so many heads of all layers, how far the threshold is moved
-
-
-def thresholds(scores_LH: Tensor, shifts: Shifts | None = None) -> Tensor:
+def thresholds(scores_LH: Tensor, offsets: ThresholdOffsets | None = None) -> Tensor:
     """Entry k is the threshold that keeps the k highest of all static scores. -> (heads of all layers + 1,).
 
-    `shifts` move the thresholds, in between linearly, where inputs depart from the static scores.
+    `offsets` move the thresholds where inputs depart from the static scores.
     """
     falling = scores_LH.detach().float().flatten().sort(descending=True).values
     ends = falling.new_tensor([float("inf"), float("-inf")])
     table = torch.cat([ends[:1], (falling[1:] + falling[:-1]) / 2, ends[1:]])
-    if shifts:
-        at, by = table.new_tensor(shifts).T.contiguous()
+    if offsets:
+        at, by = table.new_tensor(offsets).T.contiguous()
         places = torch.arange(len(table), device=table.device, dtype=table.dtype)
         right = torch.searchsorted(at, places).clamp(max=len(at) - 1)
         left = (right - 1).clamp(min=0)
@@ -66,83 +89,76 @@ def threshold_at(share_B: Tensor, table: Tensor) -> Tensor:
     return table[(share_B * (len(table) - 1) + ROUNDING_SLACK).long()][:, None]
 
 
-def make_cuts(dial: Dial, scores_LH: Tensor, learned: float | None, shifts: Shifts | None = None) -> list[Cut]:
-    """The dial made out for each layer. `learned` is the share that `learned` keeps; None: scores above 0.
+def resolve_budget(
+    dial: Dial, scores_LH: Tensor, target: float | None, offsets: ThresholdOffsets | None = None
+) -> list[LayerThreshold]:
+    """The dial resolved for each layer. `target` is the share that `learned` keeps; None: scores above 0.
 
-    `mean` cuts all layers at one threshold: the share is a mean over inputs. `fixed` and `max` give each layer the
-    number that the static order gives it, to every input or as a ceiling: a layer may get fewer than its gate asks.
+    `mean` gives all layers one threshold: the share is a mean over inputs. `fixed` and `max` give each layer the number
+    that the static order gives it, to every input or as a ceiling: a layer may get fewer than its gate asks.
     """
-    table = thresholds(scores_LH, shifts)
-    shares = torch.tensor([1.0 if learned is None else learned, 1.0 if dial.value is None else dial.value])
-    own, limit = threshold_at(shares.to(table.device), table)[:, 0].tolist()
-    own = 0.0 if learned is None else own
-    threshold = {"full": float("-inf"), "learned": own, "random": own, "max": own}.get(dial.mode, limit)
+    table = thresholds(scores_LH, offsets)
+    shares = torch.tensor([1.0 if target is None else target, 1.0 if dial.value is None else dial.value])
+    learned, limit = threshold_at(shares.to(table.device), table)[:, 0].tolist()
+    learned = 0.0 if target is None else learned
+    threshold = {"full": float("-inf"), "learned": learned, "random": learned, "max": learned}.get(dial.mode, limit)
     if dial.mode in ("fixed", "max"):  # they count heads, by the static order
         limit = float(threshold_at(shares[1:].to(table.device), thresholds(scores_LH)))
-        return [Cut(dial.mode, dial.value, threshold, quota) for quota in (scores_LH > limit).sum(dim=1).tolist()]
-    return [Cut(dial.mode, dial.value, threshold)] * len(scores_LH)
+        return [LayerThreshold(dial.mode, threshold, quota) for quota in (scores_LH > limit).sum(dim=1).tolist()]
+    return [LayerThreshold(dial.mode, threshold)] * len(scores_LH)
 
 
-class RankedHeads(HeadAllocator):
-    """Keeps the heads whose score passes the cut, at weight 1. With `per_input` the input adds to the scores.
+def draw_budgets(
+    scores_LH: Tensor, batch: int, options: RankingOptions, progress: float
+) -> tuple[LayerThreshold, Tensor]:
+    """What a step of training asks for: thresholds (B, 1), and the shares of heads (B,), NaN where the price decides.
 
-    The gradient is that of a sigmoid around the cut (straight-through). What the input adds starts at zero and is
-    computed from its difference to `centre`, the mean input, so that static scores stay the mean order.
+    Half of the samples get the target, the others a drawn share.
+    """
+    table, target = thresholds(scores_LH), options.target(progress)
+    low = options.ramped_share(options.budget_low, progress)
+    drawn_B = low + (1 - low) * torch.rand(batch, device=table.device) ** 2  # few heads are harder to learn
+    at_target_B = torch.rand(batch, device=table.device) < 0.5
+    share_B = torch.where(at_target_B, float("nan") if target is None else target, drawn_B)
+    threshold_B1 = torch.where(share_B.isnan()[:, None], 0.0, threshold_at(share_B.nan_to_num(1.0), table))
+    return LayerThreshold("learned", threshold_B1), share_B
+
+
+class ScoredHeads(HeadAllocator):
+    """Keeps the heads whose score passes the threshold, at weight 1.
+
+    The gradient is that of a sigmoid around the threshold (straight-through). Scores begin in the order of heads, the
+    layers taking turns, so that no two heads of a model have the same.
     """
 
-    def __init__(self, num_heads: int, width: int, *, per_input: bool = True, renormalize: bool = False) -> None:
+    ranks_layers = True
+    exportable = False
+
+    def __init__(self, num_heads: int, *, layer: int = 0, layers: int = 1, renormalize: bool = False) -> None:
         super().__init__(num_heads)
-        self.renormalize = renormalize  # spread the dropped heads' weight over the kept ones
-        self.seen: Tensor | None = None  # the sum of pooled training inputs, and their number
-        self.score = nn.Parameter(torch.linspace(0.9, 0.1, num_heads))
-        self.scorer = _Linear32(width, num_heads, bias=False) if per_input else None
-        if self.scorer is not None:
-            nn.init.zeros_(self.scorer.weight)
-            self.centre: Tensor
-            self.scale: Tensor
-            self.register_buffer("centre", torch.zeros(width))
-            self.register_buffer("scale", torch.ones(()))
+        self.renormalize = renormalize
+        self.score = nn.Parameter(1 - (torch.arange(num_heads) * layers + layer + 0.5) / (num_heads * layers))
 
+    @abstractmethod
     def scores(self, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Static scores plus what the input adds. -> (B, H)."""
-        if self.scorer is None:
-            return self.score.float().expand(len(x_BND), -1)
-        pooled_BD = pool(x_BND, mask_BN)
-        if self.training:
-            mine = torch.cat([pooled_BD.detach().sum(dim=0), pooled_BD.new_tensor([len(pooled_BD)])])
-            self.seen = mine if self.seen is None else self.seen + mine
-        return self.scores_at(pooled_BD)
+        """The heads' scores for each sample. -> (B, H)."""
 
-    def follow(self, total: Callable[[Tensor], Tensor] = lambda mine: mine) -> None:
-        """Move `centre` towards the inputs seen since the last call: it drifts as the layers below learn.
-
-        For a training loop, once a step; `total` sums over processes.
-        """
-        if self.seen is not None:
-            seen = total(self.seen)
-            self.centre.lerp_((seen[:-1] / seen[-1]).to(self.centre.dtype), _DRIFT)
-            self.seen = None
-
-    def scores_at(self, pooled_BD: Tensor) -> Tensor:
-        """The scores of inputs that are pooled already. -> (B, H)."""
-        assert self.scorer is not None
-        added: Tensor = self.scorer((pooled_BD - self.centre.float()) / self.scale.float())
-        return self.score.float() + added
-
-    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
-        cut = dial if isinstance(dial, Cut) else make_cuts(dial or Dial(), self.score[None], None)[0]
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None) -> Allocation:
+        if not isinstance(dial, LayerThreshold):
+            dial = resolve_budget(dial or Dial(), self.score[None], None)[0]
+        mode, threshold, quota = dial
         with torch.autocast(x_BND.device.type, enabled=False):
             scores = self.scores(x_BND, mask_BN)
-            active = scores > cut.threshold
-            if cut.mode == "fixed":
-                active = ranks(scores) < cut.quota
-            elif cut.mode == "max":
-                active = active & (ranks(scores) < cut.quota)
-            elif cut.mode == "random":
+            active = scores > threshold
+            if mode == "fixed":
+                active = ranks(scores) < quota
+            elif mode == "max":
+                active = active & (ranks(scores) < quota)
+            elif mode == "random":
                 active = ranks(torch.randn_like(scores)) < active.sum(dim=-1, keepdim=True)
             kept = active.float()
             if torch.is_grad_enabled():
-                soft = ((scores - cut.threshold) / _SOFTNESS).sigmoid()
+                soft = ((scores - threshold) / _SOFTNESS).sigmoid()
                 kept = kept + (soft - soft.detach())
             weights = kept
             if self.renormalize:
@@ -151,17 +167,72 @@ class RankedHeads(HeadAllocator):
             return Allocation(kept.mean(dim=-1), relevance, active.sum(dim=-1), active, weights)
 
 
-class GivenHeads(HeadAllocator):
-    """The same heads for every input, chosen beforehand; no parameters. The dial has nothing to turn."""
+class OrderedHeads(ScoredHeads):
+    """The static scores alone: at one threshold every input gets the same heads."""
 
-    def __init__(self, num_heads: int, kept: Sequence[int]) -> None:
+    per_input = False
+
+    def scores(self, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+        return self.score.float().expand(len(x_BND), -1)
+
+
+class RankedHeads(ScoredHeads):
+    """Static scores plus what the input adds.
+
+    That starts at zero and is computed from the input's difference to `centre`, the mean input, so that static scores
+    stay the mean order.
+    """
+
+    has_scorer = True
+
+    def __init__(
+        self, num_heads: int, width: int, *, layer: int = 0, layers: int = 1, renormalize: bool = False
+    ) -> None:
+        super().__init__(num_heads, layer=layer, layers=layers, renormalize=renormalize)
+        self.input_sum: Tensor | None = None  # of pooled training inputs, and their number
+        self.scorer = Linear32(width, num_heads, bias=False)
+        nn.init.zeros_(self.scorer.weight)
+        self.centre: Tensor
+        self.scale: Tensor
+        self.register_buffer("centre", torch.zeros(width))
+        self.register_buffer("scale", torch.ones(()))
+
+    def scores(self, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+        pooled_BD = pool(x_BND, mask_BN)
+        if self.training:
+            batch = torch.cat([pooled_BD.detach().sum(dim=0), pooled_BD.new_tensor([len(pooled_BD)])])
+            self.input_sum = batch if self.input_sum is None else self.input_sum + batch
+        return self.scores_at(pooled_BD)
+
+    def scores_at(self, pooled_BD: Tensor) -> Tensor:
+        """The scores of inputs that are pooled already. -> (B, H)."""
+        added: Tensor = self.scorer((pooled_BD - self.centre.float()) / self.scale.float())
+        return self.score.float() + added
+
+    def update_centre(self, total: Callable[[Tensor], Tensor] = lambda local: local) -> None:
+        """Move `centre` towards the inputs seen since the last call: it drifts as the layers below learn.
+
+        For a training loop, once per step; `total` sums over processes.
+        """
+        if self.input_sum is not None:
+            seen = total(self.input_sum)
+            self.centre.lerp_((seen[:-1] / seen[-1]).to(self.centre.dtype), _CENTRE_MOMENTUM)
+            self.input_sum = None
+
+
+class FrozenHeads(HeadAllocator):
+    """The same heads for every input, chosen beforehand, unweighted; no parameters. The dial has nothing to turn."""
+
+    can_dial = per_input = exportable = False
+
+    def __init__(self, num_heads: int, heads: Sequence[int]) -> None:
         super().__init__(num_heads)
-        if wrong := [h for h in kept if not 0 <= h < num_heads]:
+        if wrong := [h for h in heads if not 0 <= h < num_heads]:
             raise UsageError(f"head {wrong[0]} does not exist: heads are 0 to {num_heads - 1}")
-        self.kept = sorted(set(kept))
+        self.heads = sorted(set(heads))
 
-    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Dial | None = None) -> Allocation:
-        active = torch.zeros(x_BND.shape[0], self.num_heads, dtype=torch.bool, device=x_BND.device)
-        active[:, self.kept] = True
-        relevance = active.float() / max(1, len(self.kept))
+    def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None) -> Allocation:
+        active = torch.zeros(len(x_BND), self.num_heads, dtype=torch.bool, device=x_BND.device)
+        active[:, self.heads] = True
+        relevance = active.float() / max(1, len(self.heads))
         return Allocation(active.float().mean(dim=-1), relevance, active.sum(dim=-1), active, None)

@@ -35,10 +35,10 @@ class Block(NamedTuple):
     lengths: list[int]  # their tokens
 
 
-class Placement(NamedTuple):
-    """Where tokens stand, for attention that asks: rotary positions, and a window that a token looks no further than.
+class Positions(NamedTuple):
+    """Rotary embeddings and an optional sliding window.
 
-    Both depend on distances alone, so a sample's first real token may count as place 0.
+    Both depend on distances alone, so a sample's first real token may count as position 0.
     """
 
     cos: Tensor  # (N, d)
@@ -46,26 +46,43 @@ class Placement(NamedTuple):
     window: int | None = None
 
     def rotate(self, x: Tensor) -> Tensor:
-        """Turn queries or keys by their places. (..., N, d) -> (..., N, d)."""
+        """Rotate queries or keys by their positions. (..., N, d) -> (..., N, d)."""
         n, wide = x.shape[-2], x.float()
         first, second = wide.chunk(2, dim=-1)
         turned = wide * self.cos[:n] + torch.cat((-second, first), dim=-1) * self.sin[:n]
         return turned.to(x.dtype)
 
-    def near(self, length: int) -> Tensor | None:
-        """Which token may look at which, (N, N); None where all may."""
+    def window_mask(self, length: int) -> Tensor | None:
+        """Which token may attend to which, (N, N); None where all may."""
         if self.window is None or length <= self.window + 1:
             return None
         place = torch.arange(length, device=self.cos.device)
         return (place[:, None] - place).abs() <= self.window
 
 
-class Costs(NamedTuple):
-    """What is not a product, in the floating-point operations of a large product that take as long."""
+def attend(
+    q_BHNd: Tensor,
+    k_BHNd: Tensor,
+    v_BHNd: Tensor,
+    mask_BN: Tensor | None = None,
+    dropout: float = 0.0,
+    positions: Positions | None = None,
+) -> Tensor:
+    """Softmax(Q K^T / sqrt(d)) V for every head; padding is not attended to. -> (B, H, N, d)."""
+    mask = None if mask_BN is None else mask_BN[:, None, None, :]
+    if positions is not None:
+        q_BHNd, k_BHNd = positions.rotate(q_BHNd), positions.rotate(k_BHNd)
+        window_NN = positions.window_mask(q_BHNd.shape[2])
+        mask = window_NN if mask is None else mask if window_NN is None else mask & window_NN
+    return F.scaled_dot_product_attention(q_BHNd, k_BHNd, v_BHNd, attn_mask=mask, dropout_p=dropout)
 
-    block: float  # a block; half as much again the batch of pairs: Python, dispatch, weights that few rows share
+
+class Costs(NamedTuple):
+    """Overheads, in FLOPs that a large matmul does in the same time."""
+
+    block: float  # fixed cost of a block (Python, dispatch); the batch of pairs costs 1.5 times this
     run: float  # a run of rows within a block
-    move: float  # an element that is copied to stand beside others: of the input, in both ways, or of the weights
+    move: float  # copying one element of the input (in both ways) or of the weights (pairs)
 
 
 # Fitted by benchmarks/fit_costs.py on two AVX-512 cores, where choosing by them takes 1% longer than always choosing
@@ -82,7 +99,7 @@ def evaluate_active(
     weights_BH: Tensor | None,
     qkv: nn.Linear,
     out: nn.Linear,
-    place: Placement | None = None,
+    positions: Positions | None = None,
 ) -> Tensor | None:
     """Self-attention with the active heads of each sample alone; None where the dense layer is the cheaper way.
 
@@ -101,8 +118,8 @@ def evaluate_active(
         return None
     way, blocks = (_plan_one if B == 1 else plan)(used, spans, N, D, x_BND.device.type)
     if way == "blocks":
-        return evaluate_blocks(x_BND.reshape(B * N, D), blocks, H, weights_BH, qkv, out, place).view(B, N, D)
-    return evaluate_pairs(x_BND, mask_BN, active_BH, weights_BH, qkv, out, place) if way == "pairs" else None
+        return evaluate_blocks(x_BND.reshape(B * N, D), blocks, H, weights_BH, qkv, out, positions).view(B, N, D)
+    return evaluate_pairs(x_BND, mask_BN, active_BH, weights_BH, qkv, out, positions) if way == "pairs" else None
 
 
 def plan(used: Used, spans: Spans, length: int, width: int, device: str) -> tuple[Way, list[Block]]:
@@ -171,7 +188,7 @@ def evaluate_blocks(
     weights_BH: Tensor | None,
     qkv: nn.Linear,
     out: nn.Linear,
-    place: Placement | None = None,
+    positions: Positions | None = None,
 ) -> Tensor:
     """Self-attention over the blocks' pairs; the rows of `x_RD` in no block get `out.bias`."""
     R, D = x_RD.shape
@@ -187,7 +204,7 @@ def evaluate_blocks(
         if weights_BH is not None:
             chosen = slice(samples[0], samples[-1] + 1) if samples[-1] - samples[0] < len(samples) else samples
             weights_nm = weights_BH[chosen, first:last]
-        o_rC = _attend(qkv_r3C, lengths, weights_nm, d, place)
+        o_rC = _attend_block(qkv_r3C, lengths, weights_nm, d, positions)
         del qkv_r3C
         back_CD = back_DD[first * d : last * d]
         if y_RD is None and len(o_rC) == R:
@@ -210,7 +227,7 @@ def evaluate_pairs(
     weights_BH: Tensor | None,
     qkv: nn.Linear,
     out: nn.Linear,
-    place: Placement | None = None,
+    positions: Positions | None = None,
 ) -> Tensor:
     """Self-attention as one batch of active pairs; a sample without a head gets `out.bias`."""
     N, D, H = *x_BND.shape[1:], active_BH.shape[1]
@@ -219,11 +236,7 @@ def evaluate_pairs(
     weight_PCD, bias_P1C = qkv.weight.view(H, 3 * d, D)[head_P], qkv.bias.view(H, 1, 3 * d)[head_P]
     qkv_PNC = torch.baddbmm(bias_P1C, x_BND[sample_P], weight_PCD.mT)
     q, k, v = qkv_PNC.view(P, N, 3, 1, d).permute(2, 0, 3, 1, 4).unbind()
-    mask = None if mask_BN is None else mask_BN[sample_P, None, None, :]
-    if place is not None:
-        q, k, near_NN = place.rotate(q), place.rotate(k), place.near(N)
-        mask = near_NN if mask is None else mask if near_NN is None else mask & near_NN
-    o_PNd = F.scaled_dot_product_attention(q, k, v, attn_mask=mask).squeeze(1)
+    o_PNd = attend(q, k, v, None if mask_BN is None else mask_BN[sample_P], positions=positions).squeeze(1)
     if weights_BH is not None:
         o_PNd = o_PNd * weights_BH[sample_P, head_P, None, None].to(o_PNd.dtype)
     y_PND = torch.bmm(o_PNd, out.weight.view(D, H, d).permute(1, 2, 0)[head_P])
@@ -237,8 +250,8 @@ def _biased(out: nn.Linear, x: Tensor) -> Tensor:
     return out.bias.to(dtype).expand(x.shape).clone()
 
 
-def _attend(
-    qkv_r3C: Tensor, lengths: list[int], weights_nm: Tensor | None, d: int, place: Placement | None = None
+def _attend_block(
+    qkv_r3C: Tensor, lengths: list[int], weights_nm: Tensor | None, d: int, positions: Positions | None = None
 ) -> Tensor:
     """Weighted attention within each sample of a block; neighbours of one length go together. -> (r, C)."""
     parts, row, sample = [], 0, 0
@@ -246,11 +259,7 @@ def _attend(
         n = len(list(same))
         rows = slice(row, row + n * length)
         q, k, v = qkv_r3C[rows].view(n, length, -1, 3, d).permute(3, 0, 2, 1, 4)
-        if place is None:
-            o_nmNd = F.scaled_dot_product_attention(q, k, v)
-        else:
-            q, k = place.rotate(q), place.rotate(k)
-            o_nmNd = F.scaled_dot_product_attention(q, k, v, attn_mask=place.near(length))
+        o_nmNd = attend(q, k, v, positions=positions)
         if weights_nm is not None:
             weights = weights_nm[sample : sample + n, :, None, None].to(o_nmNd.dtype)
             o_nmNd = o_nmNd * weights if torch.is_grad_enabled() else o_nmNd.mul_(weights)

@@ -45,7 +45,7 @@ def compute(plan: Plan, cell: Cell) -> None:
         prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification, outcome: Scores
     ) -> None:
         test = prepared.splits[prepared.final]
-        gated = model.config.allocator != "all"
+        gated = model.config.gate.selects
         soft = score(TorchEngine(model), test, "full").logits if gated else outcome.logits
         write_outcome(folder, outcome, row_losses(outcome), soft)
         probes: dict[str, Any] = {}

@@ -107,10 +107,10 @@ class Plan:
         return self.each(dataset, "learned", None, fraction)
 
     def dense(self, dataset: str, fraction: float = 1.0) -> list[Cell]:
-        return self.each(dataset, "dense", {"allocator": "all"}, fraction)
+        return self.each(dataset, "dense", {"gates": {"kind": "all"}}, fraction)
 
     def fixed(self, dataset: str, budget: float) -> list[Cell]:
-        return self.each(dataset, f"fixed-{budget:g}", {"allocator": "fixed", "fixed_budget": budget})
+        return self.each(dataset, f"fixed-{budget:g}", {"gates": {"kind": "fixed", "fixed_budget": budget}})
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:

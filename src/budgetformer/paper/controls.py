@@ -20,14 +20,14 @@ from budgetformer.training.recipe import PRESETS
 # SNLI, learned: what the paper leaves open or says twice, and what we do otherwise.
 _ABLATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "learned": ("base: entropy as intended, soft training, as printed otherwise", {}),
-    "entropy-printed": ("entropy as printed", {"entropy": "printed"}),
-    "entropy-off": ("no entropy term", {"entropy": "off"}),
-    "topk-training": ("top-k in training (Algorithm 1)", {"topk_from": 0.0}),
-    "topk-from-half": ("top-k from half of training on", {"topk_from": 0.5}),
-    "renormalized": ("weights renormalised over the kept heads", {"renormalize": True}),
-    "topk-renormalized": ("top-k in training, renormalised", {"topk_from": 0.0, "renormalize": True}),
-    "price": ("a price on s (cost_weight 0.005)", {"cost_weight": 0.005}),
-    "pool-padding": ("gates pool padding too, as printed", {"pool_padding": True}),
+    "entropy-printed": ("entropy as printed", {"gates": {"entropy": "printed"}}),
+    "entropy-off": ("no entropy term", {"gates": {"entropy": "off"}}),
+    "topk-training": ("top-k in training (Algorithm 1)", {"gates": {"topk_from": 0.0}}),
+    "topk-from-half": ("top-k from half of training on", {"gates": {"topk_from": 0.5}}),
+    "renormalized": ("weights renormalised over the kept heads", {"gates": {"renormalize": True}}),
+    "topk-renormalized": ("top-k in training, renormalised", {"gates": {"topk_from": 0.0, "renormalize": True}}),
+    "price": ("a price on s (cost_weight 0.005)", {"gates": {"cost_weight": 0.005}}),
+    "pool-padding": ("gates pool padding too, as printed", {"gates": {"pool_padding": True}}),
     "ours": ("the small preset's model options (s counts heads, target 0.375)", dict(PRESETS["small"].model)),
 }
 
@@ -56,7 +56,9 @@ def controls(plan: Plan, store: Store) -> Findings:
         ours = store.get(plan.learned(name))
         rivals: dict[str, list[Cell]] = {
             "dense Transformer": plan.dense(name),
-            "static heads: one learned s and p for all inputs": plan.each(name, "static", {"allocator": "static"}),
+            "static heads: one learned s and p for all inputs": plan.each(
+                name, "static", {"gates": {"kind": "static"}}
+            ),
             "fixed budget of the same mean number of heads": same_heads(plan, name, ours),
             "narrower dense Transformer of the same FLOPs": same_flops(plan, name, ours),
             "TF-IDF and logistic regression": plan.each(name, TFIDF),
@@ -109,7 +111,7 @@ def same_flops(plan: Plan, dataset: str, learned: Sequence[Done]) -> list[Cell]:
     if not learned:
         return []
     config = BudgetFormerConfig.from_pretrained(learned[0].folder)
-    config.allocator = "all"
+    config.gates = {"kind": "all"}
     lengths, rows = np.unique(learned[0].rows["lengths"], return_counts=True)
 
     def flops(inner: int) -> float:
@@ -119,7 +121,7 @@ def same_flops(plan: Plan, dataset: str, learned: Sequence[Done]) -> list[Cell]:
 
     target = float(np.mean([done.test["cost"]["flops_per_text"] for done in learned]))
     inner = max(1, round((target - flops(0)) / (flops(1) - flops(0))))
-    return plan.each(dataset, f"dense-ffn{inner}", {"allocator": "all", "intermediate_size": inner})
+    return plan.each(dataset, f"dense-ffn{inner}", {"gates": {"kind": "all"}, "intermediate_size": inner})
 
 
 def _versus(rivals: Sequence[Done], ours: Sequence[Done]) -> tuple[str, bool]:

@@ -52,7 +52,7 @@ def load_of(plan: Plan, cell: Cell) -> Load:
     recipe, config, rows = plan.recipe(cell), config_of(plan, cell), training_rows(plan, cell)
     assert recipe.batch_size is not None
     every = [float(config.num_attention_heads)] * config.num_hidden_layers
-    kind = "dense" if config.allocator == "all" else "paper"
+    kind = "dense" if not config.gate.selects else "paper"
     forward = count(model_shape(config), recipe.max_length, every, kind).total  # type: ignore[arg-type]
     return Load(rows, recipe.epochs * math.ceil(rows / recipe.batch_size), 3 * forward * rows * recipe.epochs)
 
@@ -82,7 +82,8 @@ def dry_run(plan: Plan, experiments: Sequence[str]) -> None:
     models: dict[str, list[Cell]] = {}
     for cell in cells:
         config = config_of(plan, cell)
-        config.fixed_budget = 0.5 if config.fixed_budget is not None else None  # another s is no other model
+        if "fixed_budget" in config.gates:
+            config.gates["fixed_budget"] = 0.5  # another s is no other model
         models.setdefault(f"{config.to_json_string(use_diff=False)} {plan.recipe(cell).max_length}", []).append(cell)
     print(f"{len(cells)} cells, {len(models)} distinct models, scale {plan.scale.name}; rows from the paper's table")
     hours = flops = steps = 0.0

@@ -27,7 +27,7 @@ def hooked(
     model: BudgetFormerForSequenceClassification, hooks: Mapping[int, Callable[..., Allocation | None]]
 ) -> Iterator[None]:
     """Give some layers' gates (from 0) a forward hook for a while: hook(gate, inputs, allocation)."""
-    handles = [model.encoder.blocks[n].attention.allocator.register_forward_hook(hook) for n, hook in hooks.items()]
+    handles = [model.attentions[n].allocator.register_forward_hook(hook) for n, hook in hooks.items()]
     try:
         yield
     finally:
@@ -110,7 +110,7 @@ def probe(
         "removed_all": accuracy(weights=dict.fromkeys(range(layers), nothing)),
         "removed_from_second": accuracy(weights=dict.fromkeys(range(1, layers), nothing)),
     }
-    if model.config.allocator == "all":
+    if not model.config.gate.selects:
         return results
     static = best_static(model, validation.select(some_rows(validation, most)))
     return {

@@ -184,7 +184,7 @@ def random(plan: Plan, store: Store) -> Findings:
     trained: dict[str, Estimate | None] = {}
     for name in plan.datasets:
         ours, retrained = store.get(plan.learned(name)), name in plan.scale.retrained
-        cells = store.get(plan.each(name, "random", {"allocator": "random"})) if retrained else []
+        cells = store.get(plan.each(name, "random", {"gates": {"kind": "random"}})) if retrained else []
         rows.append({
             ("dataset", "Data set"): NAMES[name],
             ("evaluated", "random heads at evaluation", 4): probed(ours, "random", published=_RANDOM[name]),

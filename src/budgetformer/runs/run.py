@@ -33,7 +33,6 @@ from budgetformer.engine.scores import Engine, Scores, score
 from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.export.verify import CheckRows, made_up_rows
-from budgetformer.models import load_model
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import read_json
@@ -111,7 +110,7 @@ class Run:
     @cached_property
     def model(self) -> BudgetFormerForSequenceClassification:
         """The torch model, for evaluation, on the CPU."""
-        model = load_model(self.folder)
+        model = BudgetFormerForSequenceClassification.from_pretrained(self.folder, offline=True)
         model.train(False)
         return model
 

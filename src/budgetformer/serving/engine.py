@@ -50,7 +50,7 @@ class Engine:
         self._batch_tokens = settings.batch_tokens
         config = scorer.config
         self.points = run.points
-        self.dials = (*DIALS, "mean") if config.allocator in ("ranked", "order") else DIALS
+        self.dials = (*DIALS, "mean") if config.gate.ranks_layers else DIALS
         self.budget = self.dial(settings.budget)
         self.task, self.labels, self.max_tokens = scorer.task, scorer.labels, scorer.max_length
         self.layers, self.heads = config.num_hidden_layers, config.num_attention_heads

@@ -28,7 +28,6 @@ from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import Evaluation, summarize
-from budgetformer.models import BudgetedClassifier
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.progress import View
 from budgetformer.runs.files import named_write_errors, recover_directories, write_directory
@@ -81,7 +80,7 @@ class Fit:
     ) -> None:
         self.accelerator = accelerator or make_accelerator(recipe)
         self.teacher = teacher
-        if isinstance(teacher, BudgetedClassifier):
+        if isinstance(teacher, BudgetFormerForSequenceClassification):
             teacher.to(self.accelerator.device)
         self.model, self.train, self.validation = model.to(self.accelerator.device), train, validation
         self.recipe, self.folder, self.seed = recipe, folder, seed
@@ -192,8 +191,7 @@ class Fit:
         self._check_finite(sums, None if norm is None else float(norm))
         self.stepper.step()
         self.stepper.zero_grad()
-        for gate in getattr(self.model, "gates", ()):
-            gate.follow(self.accelerator.reduce)
+        self.model.update_centres(self.accelerator.reduce)
         self.state.tokens += int(self.train.lengths[rows].sum())
         for name, value in sums.items():
             self.state.sums[name] = self.state.sums.get(name, 0.0) + value
@@ -234,9 +232,11 @@ class Fit:
         """What the teacher says of these rows: its logits, or all that it can tell."""
         if self.teacher is None:
             return {}
-        if isinstance(self.teacher, BudgetedClassifier):
+        if isinstance(self.teacher, BudgetFormerForSequenceClassification):
             with self.accelerator.autocast():
-                return self.teacher.lessons(inputs["input_ids"], inputs["attention_mask"], inputs.get("token_type_ids"))
+                return self.teacher.teacher_targets(
+                    inputs["input_ids"], inputs["attention_mask"], inputs.get("token_type_ids")
+                )
         return {"teacher_logits": torch.from_numpy(self.teacher[batch.rows]).to(self.accelerator.device)}
 
     def _means(self, sums: dict[str, Any]) -> dict[str, Any]:
@@ -272,7 +272,7 @@ class Fit:
         """Validate, keep the model if it is the best, write the record and a checkpoint."""
         state = self.state
         evaluation = self._validate("learned")
-        full = evaluation if self.model.config.allocator == "all" else self._validate("full")
+        full = self._validate("full") if self.model.config.gate.selects else evaluation
         loss = evaluation.quality["loss"]
         better = state.best_score is None or (evaluation.score, -loss) > (state.best_score, -state.best_loss)
         state.epoch, state.batch = state.epoch + 1, 0

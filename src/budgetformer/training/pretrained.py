@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
+from budgetformer.data import TokenTable, collate, eval_plan
+from budgetformer.data.splits import sample_rows
 from budgetformer.engine.scores import Floats, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.models import BudgetedClassifier, RetrofitConfig, base_hash, load_base, rank_heads, retrofit
-from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.models import (
+    BudgetFormerConfig,
+    BudgetFormerForSequenceClassification,
+    base_hash,
+    load_base,
+    rank_heads,
+    retrofit,
+)
 from budgetformer.training.prepare import Prepared, label_options
 from budgetformer.training.recipe import Recipe
 
-_NO_GATES = (
-    "allocator", "learn_order", "budget_low", "ramp", "target_budget", "target_weight", "cost_weight", "distill_layers",
-)  # fmt: skip
-Teacher = Floats | BudgetedClassifier | None  # logits of every training row, or the model itself for its layers
+_BATCH_TOKENS = 4096  # padded tokens of a batch that heads are ranked on
+# Logits of every training row, or the model itself for its layers.
+Teacher = Floats | BudgetFormerForSequenceClassification | None
 Built = tuple[BudgetFormerForSequenceClassification, Teacher]
 
 
 def dense_recipe(recipe: Recipe) -> Recipe:
     """The recipe of the dense model: all heads, its own number of epochs, the best of them."""
-    model = {key: value for key, value in recipe.model.items() if key not in _NO_GATES}
-    return replace(recipe, epochs=max(1, recipe.dense_epochs), keep="best", model={**model, "allocator": "all"})
+    model = {key: value for key, value in recipe.without_gates().model.items() if key != "distill_layers"}
+    return replace(recipe, epochs=max(1, recipe.dense_epochs), keep="best", model=model)
 
 
-def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetedClassifier, None]:
+def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetFormerForSequenceClassification, None]:
     """The base with a classifier for the data's labels, before fine-tuning."""
     assert recipe.base is not None
     options = label_options(prepared, recipe)
@@ -44,17 +53,19 @@ def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetedClassifier,
     return model, None
 
 
-def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> tuple[BudgetedClassifier, Teacher]:
+def build_budgeted(
+    prepared: Prepared, recipe: Recipe, dense: Path | None
+) -> tuple[BudgetFormerForSequenceClassification, Teacher]:
     """The dense model with gates, its heads ranked; and the dense model as a teacher.
 
     `dense` is the directory of the fine-tuned model; None means that the base is fine-tuned already.
     """
     if dense is not None:
-        model = BudgetedClassifier.from_pretrained(dense)
+        model = BudgetFormerForSequenceClassification.from_pretrained(dense, offline=prepared.data.source.offline)
     else:
         model, _ = build_dense(prepared, dense_recipe(recipe))
-        invented = [n for n in model.config.base_fresh if not n.startswith(f"{model.model.base_model_prefix}.")]
-        if invented and (recipe.model.get("allocator") != "all" or _option(recipe, "distill_weight")):
+        invented = [n for n in model.config.base_fresh if not n.startswith(f"{model.base.base_model_prefix}.")]
+        if invented and (recipe.selects_heads or _option(recipe, "distill_weight")):
             raise UsageError(
                 f"dense_epochs=0 is for a base that is fine-tuned already, but {recipe.base} has no {invented[0]!r} "
                 "for these labels: give dense_epochs of at least 1"
@@ -69,9 +80,20 @@ def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> tu
     known = {k: getattr(model.config, k) for k in ("base_name", "base_sha256", "base_fresh")}
     budgeted = retrofit(model.plain(), **_options(label_options(prepared, recipe), recipe), **known)
     _check(prepared, recipe, budgeted, budgeted.config.base_fresh)
-    if budgeted.gates:
-        rank_heads(budgeted, prepared.splits["train"], ranking=recipe.ranking, seed=prepared.data.source.seed)
+    if budgeted.config.gate.ranks_layers:
+        batches = sample_batches(prepared.splits["train"], budgeted, rows=1024)
+        rank_heads(budgeted, batches, ranking=recipe.ranking, seed=prepared.data.source.seed)
     return budgeted, teacher
+
+
+def sample_batches(
+    table: TokenTable, model: BudgetFormerForSequenceClassification, *, rows: int
+) -> Iterator[dict[str, Tensor]]:
+    """Rows from all over a split, in batches."""
+    sample = sample_rows(len(table), rows)
+    lengths = table.lengths[sample]
+    for batch in eval_plan(lengths, token_budget=max(_BATCH_TOKENS, int(lengths.max(initial=1)))):
+        yield collate(table, sample[batch], model.config.pad_token_id or 0).tensors()
 
 
 def _options(labels: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
@@ -79,10 +101,10 @@ def _options(labels: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
 
 
 def _option(recipe: Recipe, name: str) -> Any:
-    return recipe.model.get(name, getattr(RetrofitConfig, name))
+    return recipe.model.get(name, getattr(BudgetFormerConfig, name))
 
 
-def _check(prepared: Prepared, recipe: Recipe, model: BudgetedClassifier, fresh: list[str]) -> None:
+def _check(prepared: Prepared, recipe: Recipe, model: BudgetFormerForSequenceClassification, fresh: list[str]) -> None:
     if model.config.max_position_embeddings < recipe.max_length:
         raise UsageError(
             f"max_length={recipe.max_length}, but the base has {model.config.max_position_embeddings} positions: lower "

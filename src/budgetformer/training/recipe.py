@@ -100,7 +100,7 @@ class Recipe:
         for word in changes:
             key, equals, value = word.partition("=")
             if not equals:
-                raise UsageError(f"--set {word!r}: write KEY=VALUE, for example epochs=5 or model.min_heads=0")
+                raise UsageError(f"--set {word!r}: write KEY=VALUE, for example epochs=5 or model.gates.min_heads=0")
             recipe = recipe.changed(_nested(key.strip(), _value(value.strip())), where="--set")
         return recipe.changed({key: value for key, value in flags.items() if value is not None}, where="the flags")
 
@@ -116,12 +116,35 @@ class Recipe:
         if "model" in merged:
             if not isinstance(merged["model"], Mapping):
                 raise UsageError(f"{where}: model={merged['model']!r} must be a table of model options")
-            merged["model"] = _merged(self.model, merged["model"])
+            merged["model"] = self._merged_model(merged["model"], where)
         if merged.get("token_budget") is not None and "batch_size" not in merged:
             merged["batch_size"] = None
         if merged.get("batch_size") is not None and "token_budget" not in merged:
             merged["token_budget"] = None
         return replace(self, **merged)
+
+    def _merged_model(self, changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+        model = {**self.model, **changes}
+        if "gates" in changes:
+            from budgetformer.models.gates import merge
+
+            if not isinstance(changes["gates"], Mapping):
+                raise UsageError(f"{where}: model.gates={changes['gates']!r} must be a table of the gates' options")
+            preset = PRESETS.get(self.preset, _BASE).model.get("gates", {})
+            model["gates"] = merge(self.model.get("gates", {}), changes["gates"], preset)
+        return model
+
+    @property
+    def selects_heads(self) -> bool:
+        """Whether the model may leave heads out."""
+        from budgetformer.models.gates import KINDS
+
+        kind = KINDS.get(self.model.get("gates", {}).get("kind", "learned"))
+        return kind is None or kind.gate.selects
+
+    def without_gates(self) -> Recipe:
+        """The recipe of the dense model."""
+        return replace(self, model={**self.model, "gates": {"kind": "all"}})
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as plain data."""
@@ -131,12 +154,14 @@ class Recipe:
 # What our own presets do otherwise than the paper, and why, is in docs/training.md.
 _OURS = {
     "scale_embeddings": True,
-    "budget_as": "count",
-    "rounding": "round",
-    "topk_from": 0.25,
-    "tau_min": 1.0,
-    "beta_max": 0.01,
-    "target_budget": 0.375,
+    "gates": {
+        "budget_as": "count",
+        "rounding": "round",
+        "topk_from": 0.25,
+        "tau_min": 1.0,
+        "beta_max": 0.01,
+        "target_budget": 0.375,
+    },
 }
 
 PRESETS = {
@@ -146,7 +171,7 @@ PRESETS = {
     ),
     "small": Recipe(gate_rate=0.3, model=_OURS),
     # The paper's gates with a price on s: the cheapest variant that was as good as any (docs/reproduction.md).
-    "recommended": Recipe(preset="recommended", model={"scale_embeddings": True, "cost_weight": 0.005}),
+    "recommended": Recipe(preset="recommended", model={"scale_embeddings": True, "gates": {"cost_weight": 0.005}}),
     "paper": Recipe(
         preset="paper", epochs=10, batch_size=16, learning_rate=2e-5, schedule="constant", warmup=0, clip=None,
         keep="last", max_length=512, vocab_size=30522,
@@ -173,12 +198,6 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
     """a.b.c and a value as {"a": {"b": {"c": value}}}."""
     head, dot, rest = key.partition(".")
     return {head: _nested(rest, value)} if dot else {key: value}
-
-
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Options with others on top; tables inside are merged too."""
-    both = {k: _merged(old[k], v) for k, v in new.items() if isinstance(v, Mapping) and isinstance(old.get(k), Mapping)}
-    return {**old, **new, **both}
 
 
 def _value(text: str) -> Any:

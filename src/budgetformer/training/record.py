@@ -101,7 +101,7 @@ def record_of(
         "max_length": recipe.max_length,
         "model": {
             "parameters": sum(p.numel() for p in model.parameters()),
-            "allocator": config.allocator,
+            "allocator": config.kind,
             "layers": config.num_hidden_layers,
             "heads": config.num_attention_heads,
             "width": config.hidden_size,

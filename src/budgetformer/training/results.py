@@ -37,10 +37,10 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     if final == "test":
         results["validation"] = replace(results["validation"], hardest=[])
     curve = []
-    if model.config.allocator != "all":
+    if model.config.gate.can_dial:
         table = prepared.splits[final]
         sample = table.select(sample_rows(len(table), _CURVE_ROWS))
-        for dial in ("learned", *(RANKED_DIALS if model.config.allocator in ("ranked", "order") else DIALS)):
+        for dial in ("learned", *(RANKED_DIALS if model.config.gate.ranks_layers else DIALS)):
             curve.append(dial_point(summarize(score(engine, sample, dial), model.config, split=final, dial=dial)))
     write_json(
         folder / "evaluation.json",

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,13 @@ from budgetformer.data import DataSource, load_tokenizer
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
-from budgetformer.models import BudgetedClassifier, load_model, read_base, settle_order
+from budgetformer.models import calibrate_thresholds, read_base
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_files, write_json
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
-from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe
+from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe, sample_batches
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.record import begun_record, claim, has_begun, identity_of, record_of, write_training_rows
 from budgetformer.training.results import evaluate_run, publish, summarize_seeds
@@ -73,10 +73,9 @@ def train(
         ours, twin = session.fit_base(recipe, folder)
     else:
         ours, twin = session.fit(recipe, folder, on_finished=on_finished), None
-        if with_baseline and recipe.model.get("allocator") != "all":
+        if with_baseline and recipe.selects_heads:
             log("the dense twin, on the same data in the same order:")
-            options = {key: value for key, value in recipe.model.items() if key not in ("allocator", "fixed_budget")}
-            twin = session.fit(replace(recipe, model={**options, "allocator": "all"}), folder / "baseline")
+            twin = session.fit(recipe.without_gates(), folder / "baseline")
     result = publish(prepared, folder, ours, twin) if accelerator.is_main_process and evaluate else {}
     accelerator.wait_for_everyone()
     return result
@@ -138,11 +137,9 @@ class _Session:
             check_identity(begun["identity"], identity)
             if begun["status"] == "done":
                 self.log(f"{folder} is finished")
-                return (
-                    score(TorchEngine(load_model(folder)), prepared.splits[prepared.final])
-                    if main and self.evaluate
-                    else None
-                )
+                if not (main and self.evaluate):
+                    return None
+                return score(TorchEngine(_load(prepared, folder)), prepared.splits[prepared.final])
         with named_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(self.seed)
@@ -183,20 +180,24 @@ def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     write_directory(fit.checkpoints.folder / "last", fit.save_model)
     if recipe.keep == "best":
         best = fit.checkpoints.best(fit.state)
-        partial = getattr(fit.model.config, "delta", False)  # the rest of the weights never changed
-        fit.model.load_state_dict(load_file(best / "model.safetensors"), strict=not partial)
+        whole = not fit.model.config.delta  # the rest of a delta's weights never changed
+        fit.model.load_state_dict(load_file(best / "model.safetensors"), strict=whole)
         fit.model.config.training_progress = type(fit.model.config).from_pretrained(best).training_progress
-    if isinstance(fit.model, BudgetedClassifier):
-        settle_order(fit.model, prepared.splits["train"])
+    if fit.model.config.gate.ranks_layers:
+        calibrate_thresholds(fit.model, sample_batches(prepared.splits["train"], fit.model, rows=256))
     write_files(folder, fit.model.save_pretrained, last="config.json")  # which makes the directory a model
     if not (folder / "tokenizer.json").exists():  # the dense twin's directory
         save_tokenizer(prepared.tokenizer, folder)
     _check_reload(prepared, folder, fit.model)
 
 
+def _load(prepared: Prepared, folder: Path) -> BudgetFormerForSequenceClassification:
+    return BudgetFormerForSequenceClassification.from_pretrained(folder, offline=prepared.data.source.offline)
+
+
 def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> None:
     """The saved directory alone must give the same predictions, from text to logits."""
-    loaded = load_model(folder)
+    loaded = _load(prepared, folder)
     loaded.to(model.device)  # type: ignore[arg-type]
     tokenizer = load_tokenizer(folder, offline=True)
     validation = prepared.splits["validation"]

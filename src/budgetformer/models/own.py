@@ -1,0 +1,66 @@
+"""Our own encoder as a base: embedding, blocks, pooling and one linear classifier."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from budgetformer.models.config import BudgetFormerConfig
+from budgetformer.models.gates import make_gate
+from budgetformer.models.sites import Budgets
+from budgetformer.nn.allocation import pool
+from budgetformer.nn.encoder import BudgetedEncoder
+
+
+class OwnBase(nn.Module):
+    """Our own encoder, pooling and one linear classifier; called as a pretrained base is."""
+
+    base_model_prefix = "encoder"
+
+    def __init__(self, config: BudgetFormerConfig) -> None:
+        super().__init__()
+        self.config = config
+        assert config.dropout is not None
+        assert config.attention_dropout is not None
+        self.encoder = BudgetedEncoder(
+            [make_gate(config, layer) for layer in range(config.num_hidden_layers)],
+            vocab=config.vocab_size,
+            width=config.hidden_size,
+            inner=config.intermediate_size,
+            positions=config.max_position_embeddings,
+            dropout=config.dropout,
+            attention_dropout=config.attention_dropout,
+            activation=config.hidden_act,
+            scale_embeddings=config.scale_embeddings,
+            segments=config.segment_embeddings,
+        )
+        self.dropout = nn.Dropout(config.dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.labels)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.encoder.embedding.tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.encoder.embedding.tokens = cast("nn.Embedding", value)
+
+    def forward(
+        self, input_ids: Tensor, *, budgets: Budgets, token_type_ids: Tensor | None = None, **_: Any
+    ) -> SequenceClassifierOutput:
+        mask_BN, dial = budgets.mask, budgets.dials[0]  # no kind of ours ranks layers
+        hidden_BND, allocations, budgets.maps = self.encoder(
+            input_ids, mask_BN, budgets.progress, dial, budgets.map_heads, token_type_ids
+        )
+        budgets.allocations = dict(enumerate(allocations))
+        pooled_BD = pool(hidden_BND, mask_BN) if self.config.pooling == "mean" else first_token(hidden_BND, mask_BN)
+        logits = self.classifier(self.dropout(pooled_BD).to(self.classifier.weight.dtype))
+        return SequenceClassifierOutput(logits=logits)
+
+
+def first_token(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """The state of each sample's first real token, wherever its padding is. -> (B, D)."""
+    if mask_BN is None:
+        return hidden_BND[:, 0]
+    return hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), mask_BN.int().argmax(dim=1)]
