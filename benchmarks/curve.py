@@ -11,9 +11,9 @@ import json
 from pathlib import Path
 from typing import Any
 
-from budgetformer.paper.drawing import standalone
 from budgetformer.report.figures import dial_curve
 from budgetformer.runs.files import write_text
+from budgetformer_reproduction.drawing import standalone
 
 
 def point(evaluation: dict[str, Any]) -> dict[str, Any]:

@@ -42,15 +42,15 @@ from budgetformer.models import rank_heads, retrofit
 from budgetformer.models.sites import Budgets
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.ranking import resolve_budget
-from budgetformer.paper.drawing import standalone
-from budgetformer.paper.probes import some_rows
-from budgetformer.paper.statistics import over_rows
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
 from budgetformer.runs.provenance import environment
 from budgetformer.training.pretrained import sample_batches
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train
+from budgetformer_reproduction.drawing import standalone
+from budgetformer_reproduction.probes import some_rows
+from budgetformer_reproduction.statistics import over_rows
 
 VALIDATION_ROWS = 1000
 LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}

@@ -25,7 +25,7 @@ FLOORS = [
     {"export"},
     {"runs"},
     {"training", "predict", "serving"},
-    {"estimator", "paper"},
+    {"estimator"},
     {"cli"},
     {"__main__"},
 ]
@@ -97,6 +97,11 @@ def test_predicting_and_serving_load_no_training_code() -> None:
     wrong = {m: t for m in modules if (t := [n for n in loaded_with(m, set()) if n.startswith("training")])}
     assert wrong == {}
     assert "engine.scorer" in loaded_with("estimator", set())
+
+
+def test_the_library_does_not_know_what_is_built_on_it() -> None:
+    files = [file for file in SOURCE.rglob("*.py") if "budgetformer_reproduction" in file.read_text(encoding="utf-8")]
+    assert files == []
 
 
 def test_every_file_stands_in_a_known_room() -> None:

@@ -7,9 +7,9 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from budgetformer.paper.cells import Plan
-from budgetformer.paper.reproduce import make_plan
-from budgetformer.paper.scale import DATASETS, FULL_ROWS
+from budgetformer_reproduction.cells import Plan
+from budgetformer_reproduction.reproduce import make_plan
+from budgetformer_reproduction.scale import DATASETS, FULL_ROWS
 
 WORDS = "river stone cloud green house walk light paper north seven".split()
 

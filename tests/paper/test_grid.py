@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from budgetformer.errors import DataError, UsageError
-from budgetformer.paper import grid
-from budgetformer.paper.cells import Cell, Plan
-from budgetformer.paper.grid import GridError, run_grid
-from budgetformer.paper.reproduce import make_plan, needed, run
-from budgetformer.paper.scale import SCALES
-from budgetformer.paper.store import Store
 from budgetformer.training.loop import Fit
+from budgetformer_reproduction import grid
+from budgetformer_reproduction.cells import Cell, Plan
+from budgetformer_reproduction.grid import GridError, run_grid
+from budgetformer_reproduction.reproduce import make_plan, needed, run
+from budgetformer_reproduction.scale import SCALES
+from budgetformer_reproduction.store import Store
 from tests.paper.made import make_data, smoke_plan
 
 

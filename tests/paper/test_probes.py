@@ -8,7 +8,7 @@ from budgetformer.data import TokenTable
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.paper.probes import best_static, fixed_weights, hooked, probe, some_rows
+from budgetformer_reproduction.probes import best_static, fixed_weights, hooked, probe, some_rows
 from tests.tables import make_table
 
 NOTHING = fixed_weights(torch.zeros(4))

@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from budgetformer.errors import DataError
-from budgetformer.paper.render import read, write
-from budgetformer.paper.schema import IDS, Result
+from budgetformer_reproduction.render import read, write
+from budgetformer_reproduction.schema import IDS, Result
 
 EVIL = r"<b>50% & $x_i$ #1 {a} ~ ^ \n | [y] *z* `q` -- 中 “w”"
 PROVENANCE = {
@@ -363,7 +363,7 @@ def test_nothing_at_all_still_gives_pages(tmp_path: Path) -> None:
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path, folder: Path) -> None:
     code = (
-        "import sys, pathlib; from budgetformer.paper.render import read, write; "
+        "import sys, pathlib; from budgetformer_reproduction.render import read, write; "
         "write(read(pathlib.Path(sys.argv[1])), pathlib.Path(sys.argv[2]))"
     )
     subprocess.run([sys.executable, "-c", code, str(folder), str(tmp_path)], check=True)

@@ -13,15 +13,15 @@ from typer.testing import CliRunner
 from budgetformer.cli import app
 from budgetformer.cost.paper import parameters
 from budgetformer.errors import BudgetFormerError, DataError, UsageError
-from budgetformer.paper.cell import make_tokenizer
-from budgetformer.paper.cells import Cell, Plan
-from budgetformer.paper.controls import same_flops, same_heads
-from budgetformer.paper.dry_run import config_of, load_of
-from budgetformer.paper.figures import annotators_agreement, gradings
-from budgetformer.paper.grid import GridError
-from budgetformer.paper.reproduce import EXPERIMENTS, make_plan, run
-from budgetformer.paper.schema import IDS
-from budgetformer.paper.store import Store
+from budgetformer_reproduction.cell import make_tokenizer
+from budgetformer_reproduction.cells import Cell, Plan
+from budgetformer_reproduction.controls import same_flops, same_heads
+from budgetformer_reproduction.dry_run import config_of, load_of
+from budgetformer_reproduction.figures import annotators_agreement, gradings
+from budgetformer_reproduction.grid import GridError
+from budgetformer_reproduction.reproduce import EXPERIMENTS, make_plan, run
+from budgetformer_reproduction.schema import IDS
+from budgetformer_reproduction.store import Store
 from tests.paper.made import make_data, smoke_plan
 
 
@@ -220,7 +220,7 @@ def test_a_failed_control_is_named_and_the_rest_is_written(
     def fail(plan: Plan, cell: Cell) -> None:
         raise DataError("no words")
 
-    monkeypatch.setattr("budgetformer.paper.cell.fit_tfidf", fail)
+    monkeypatch.setattr("budgetformer_reproduction.cell.fit_tfidf", fail)
     with pytest.raises(GridError, match=r"snli-tfidf-s0 \(no words; log: ") as error:
         run(smoke_plan(tmp_path, data, "snli"), ["controls"])
     assert error.value.exit_code == 3

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.paper.statistics import (
+from budgetformer_reproduction.statistics import (
     difference,
     over_rows,
     partial_spearman,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 import threading
+from importlib.metadata import entry_points
 
 import typer
 
@@ -51,6 +52,8 @@ from budgetformer.cli import explain as _explain  # noqa: E402, F401
 from budgetformer.cli import export as _export  # noqa: E402, F401
 from budgetformer.cli import freeze as _freeze  # noqa: E402, F401
 from budgetformer.cli import predict as _predict  # noqa: E402, F401
-from budgetformer.cli import reproduce as _reproduce  # noqa: E402, F401
 from budgetformer.cli import serve as _serve  # noqa: E402, F401
 from budgetformer.cli import train as _train  # noqa: E402, F401
+
+for _verb in entry_points(group="budgetformer.verbs"):  # of distributions that build on this one
+    app.command(_verb.name)(_verb.load())

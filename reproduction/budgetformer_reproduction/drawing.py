@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
 from matplotlib.ticker import MaxNLocator
 
-from budgetformer.paper.schema import (
+from budgetformer.report.figures import BLUE, GREEN, GREY, INK, ORANGE, canvas
+from budgetformer_reproduction.schema import (
     Attention,
     AttentionPanel,
     Boxes,
@@ -23,7 +24,6 @@ from budgetformer.paper.schema import (
     MapPanel,
     Series,
 )
-from budgetformer.report.figures import BLUE, GREEN, GREY, INK, ORANGE, canvas
 
 _WIDE = 11.0  # inches: what a page on a desk shows without shrinking
 _COLOURS = (BLUE, ORANGE, GREEN, "#b065b8", GREY, "#b59020")

@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.evaluate import proportion
-from budgetformer.paper.cells import Plan
-from budgetformer.paper.schema import Claim, Column, Figure, Measured, Provenance, Result, Table, Verdict
-from budgetformer.paper.statistics import Estimate, over_rows, student_interval
-from budgetformer.paper.store import Done
 from budgetformer.runs.provenance import environment
+from budgetformer_reproduction.cells import Plan
+from budgetformer_reproduction.schema import Claim, Column, Figure, Measured, Provenance, Result, Table, Verdict
+from budgetformer_reproduction.statistics import Estimate, over_rows, student_interval
+from budgetformer_reproduction.store import Done
 
 NAMES = {"dbpedia_14": "DBpedia", "ag_news": "AG News", "imdb": "IMDB", "snli": "SNLI", "yelp_review_full": "Yelp Full"}
 

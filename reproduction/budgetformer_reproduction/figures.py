@@ -15,12 +15,19 @@ from numpy.typing import NDArray
 from budgetformer.data.locate import locate
 from budgetformer.data.sources import BadRow, FileTable
 from budgetformer.errors import DataError
-from budgetformer.paper import schema
-from budgetformer.paper.cells import Plan
-from budgetformer.paper.results import NAMES, Findings, claim, over_seeds, table
-from budgetformer.paper.statistics import Estimate, difference, partial_spearman, rank_correlation, spearman, thirds
-from budgetformer.paper.store import Done, Store
 from budgetformer.runs.run import Run
+from budgetformer_reproduction import schema
+from budgetformer_reproduction.cells import Plan
+from budgetformer_reproduction.results import NAMES, Findings, claim, over_seeds, table
+from budgetformer_reproduction.statistics import (
+    Estimate,
+    difference,
+    partial_spearman,
+    rank_correlation,
+    spearman,
+    thirds,
+)
+from budgetformer_reproduction.store import Done, Store
 
 _ENDS = 0.05  # of the logged steps: what counts as the beginning and the end of training
 GRADES = ("Simple", "Hard", "Very hard")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.paper.cells import REMEDY, Cell, Plan
 from budgetformer.runs.files import read_json
+from budgetformer_reproduction.cells import REMEDY, Cell, Plan
 
 
 @dataclass(frozen=True)

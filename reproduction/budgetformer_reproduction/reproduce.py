@@ -11,15 +11,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from budgetformer.errors import UsageError
-from budgetformer.paper import controls, figures, tables
-from budgetformer.paper.cells import Cell, Plan
-from budgetformer.paper.grid import Failure, GridError, run_grid
-from budgetformer.paper.render import read, write
-from budgetformer.paper.results import Findings
-from budgetformer.paper.scale import DATASETS, scale_named
-from budgetformer.paper.schema import Result, checked
-from budgetformer.paper.store import Store
 from budgetformer.runs.files import named_write_errors
+from budgetformer_reproduction import controls, figures, tables
+from budgetformer_reproduction.cells import Cell, Plan
+from budgetformer_reproduction.grid import Failure, GridError, run_grid
+from budgetformer_reproduction.render import read, write
+from budgetformer_reproduction.results import Findings
+from budgetformer_reproduction.scale import DATASETS, scale_named
+from budgetformer_reproduction.schema import Result, checked
+from budgetformer_reproduction.store import Store
 
 # An experiment asks the store for the cells that it is made of, and makes do with those that are done.
 EXPERIMENTS: dict[str, Callable[[Plan, Store], Findings]] = {

@@ -9,9 +9,9 @@ from typing import Any
 
 from budgetformer.data import DataSource
 from budgetformer.errors import UsageError
-from budgetformer.paper.scale import DATASETS, FULL_ROWS, Scale
 from budgetformer.runs.files import equal_as_json, read_json
 from budgetformer.training.recipe import Recipe
+from budgetformer_reproduction.scale import DATASETS, FULL_ROWS, Scale
 
 TFIDF = "tfidf"
 REMEDY = "delete the cell's directory and run again"

@@ -19,7 +19,7 @@ from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Allocation
-from budgetformer.paper.scale import BUDGETS
+from budgetformer_reproduction.scale import BUDGETS
 
 
 @contextmanager

@@ -11,11 +11,11 @@ import numpy as np
 from budgetformer.cost.flops import count
 from budgetformer.evaluate import mcnemar, model_shape
 from budgetformer.models.model import BudgetFormerConfig
-from budgetformer.paper.cells import TFIDF, Cell, Plan
-from budgetformer.paper.results import NAMES, Findings, accuracy, claim, over_seeds, pairs, probed, table
-from budgetformer.paper.store import Done, Store
-from budgetformer.paper.tables import twins
 from budgetformer.training.recipe import PRESETS
+from budgetformer_reproduction.cells import TFIDF, Cell, Plan
+from budgetformer_reproduction.results import NAMES, Findings, accuracy, claim, over_seeds, pairs, probed, table
+from budgetformer_reproduction.store import Done, Store
+from budgetformer_reproduction.tables import twins
 
 # SNLI, learned: what the paper leaves open or says twice, and what we do otherwise.
 _ABLATIONS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -13,10 +13,10 @@ import torch
 from budgetformer.cost.flops import count
 from budgetformer.evaluate import model_shape
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.paper.cells import TFIDF, Cell, Plan
-from budgetformer.paper.reproduce import needed
-from budgetformer.paper.scale import FULL_ROWS
 from budgetformer.training.loop import make_optimizer
+from budgetformer_reproduction.cells import TFIDF, Cell, Plan
+from budgetformer_reproduction.reproduce import needed
+from budgetformer_reproduction.scale import FULL_ROWS
 
 _BYTES = 16  # a parameter in fp32: itself, its gradient and AdamW's two moments
 _STEPPED_ROWS = 2  # of each of the two steps: enough to measure a rate

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from budgetformer.errors import DataError
-from budgetformer.paper.schema import IDS, VERDICTS, Measured, Result, Table, checked
 from budgetformer.report import kit
 from budgetformer.report.numbers import DASH, format_seconds, format_value
 from budgetformer.runs.files import write_text
+from budgetformer_reproduction.schema import IDS, VERDICTS, Measured, Result, Table, checked
 
 _HERE = Path(__file__).parent
 _READING = (
@@ -54,7 +54,7 @@ def write(results: Sequence[Result], folder: Path) -> list[Path]:
     if twice:
         raise DataError(f"field id: {twice[0]!r} is given twice: one result per experiment")
 
-    from budgetformer.paper.drawing import draw, key, standalone  # matplotlib is heavy
+    from budgetformer_reproduction.drawing import draw, key, standalone  # matplotlib is heavy
 
     files: dict[str, str] = {}
     experiments = []

@@ -9,12 +9,22 @@ import numpy as np
 
 from budgetformer.cost.flops import Shape
 from budgetformer.cost.paper import MAIN_TABLE, PUBLISHED_MIB, attention_flops, carbon_grams, parameters
-from budgetformer.paper.cells import Cell, Plan
-from budgetformer.paper.results import NAMES, Findings, accuracy, claim, over_seeds, paired, points, probed, table
-from budgetformer.paper.scale import BUDGETS, FRACTIONS
-from budgetformer.paper.schema import Claim, Measured, Table
-from budgetformer.paper.statistics import Z95, Estimate, rank_correlation
-from budgetformer.paper.store import Done, Store
+from budgetformer_reproduction.cells import Cell, Plan
+from budgetformer_reproduction.results import (
+    NAMES,
+    Findings,
+    accuracy,
+    claim,
+    over_seeds,
+    paired,
+    points,
+    probed,
+    table,
+)
+from budgetformer_reproduction.scale import BUDGETS, FRACTIONS
+from budgetformer_reproduction.schema import Claim, Measured, Table
+from budgetformer_reproduction.statistics import Z95, Estimate, rank_correlation
+from budgetformer_reproduction.store import Done, Store
 
 _MAIN = {row.dataset: row for row in MAIN_TABLE}
 _MIB = 2**20

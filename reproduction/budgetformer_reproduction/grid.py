@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from budgetformer.errors import BudgetFormerError, UsageError
-from budgetformer.paper.cell import compute, make_tokenizer
-from budgetformer.paper.cells import Cell, Plan
 from budgetformer.runs.files import named_write_errors
+from budgetformer_reproduction.cell import compute, make_tokenizer
+from budgetformer_reproduction.cells import Cell, Plan
 
 
 class GridError(BudgetFormerError):
@@ -132,8 +132,8 @@ def _start(plan: Plan, cell: Cell, jobs: int) -> subprocess.Popen[bytes]:
     job = {"scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": asdict(cell)}
     with plan.log(cell).open("ab") as log:
         return subprocess.Popen(
-            [sys.executable, "-m", "budgetformer.paper.cell", json.dumps(job)], stdin=subprocess.PIPE, stdout=log,
-            stderr=log, env={**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}, start_new_session=True,
+            [sys.executable, "-m", "budgetformer_reproduction.cell", json.dumps(job)],
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}, start_new_session=True,
         )  # fmt: skip
 
 

@@ -7,10 +7,7 @@ from typing import Annotated
 
 import typer
 
-from budgetformer.cli import app
 
-
-@app.command()
 def reproduce(
     which: Annotated[
         str | None,
@@ -27,7 +24,7 @@ def reproduce(
     datasets: Annotated[str | None, typer.Option(help="Only these data sets, as a,b.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 1,
     jobs: Annotated[int, typer.Option(help="Training runs at once; the cores are shared out.", min=1)] = 1,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where cells and results go.")] = Path("reproduction"),
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where cells and results go.")] = Path("reproduced"),
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Build every model, estimate the cost, train nothing.")
     ] = False,
@@ -45,7 +42,7 @@ def reproduce(
         _print_cost(as_json)
         return
     from budgetformer.cli.show import quiet_libraries
-    from budgetformer.paper.reproduce import choose, list_experiments, make_plan, render, run
+    from budgetformer_reproduction.reproduce import choose, list_experiments, make_plan, render, run
 
     quiet_libraries()
     if from_folder is not None:
@@ -55,7 +52,7 @@ def reproduce(
     if which == "list":
         list_experiments(plan)
     elif dry_run:
-        from budgetformer.paper.dry_run import dry_run as estimate
+        from budgetformer_reproduction.dry_run import dry_run as estimate
 
         estimate(plan, choose(which or "all"))
     else:

@@ -22,14 +22,14 @@ from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import BudgetFormerError
 from budgetformer.evaluate import row_losses
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.paper.cells import TFIDF, Cell, Plan
-from budgetformer.paper.probes import probe
-from budgetformer.paper.scale import scale_named
 from budgetformer.runs.files import named_write_errors, write_directory, write_json
 from budgetformer.runs.provenance import environment
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.record import has_begun
 from budgetformer.training.run import train
+from budgetformer_reproduction.cells import TFIDF, Cell, Plan
+from budgetformer_reproduction.probes import probe
+from budgetformer_reproduction.scale import scale_named
 
 
 def compute(plan: Plan, cell: Cell) -> None:
