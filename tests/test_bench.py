@@ -23,19 +23,28 @@ def test_every_sample_gets_its_own_k_heads() -> None:
 
 def test_rows_say_what_was_compared() -> None:
     rows = [*attention_rows(TINY, [2], [5], [1, 4]), *model_rows(TINY, [2], [5], [1])]
-    assert [(r.what, r.batch, r.length, r.heads, r.k) for r in rows] == [
+    assert [tuple(row[key] for key in ("what", "batch", "length", "heads", "k")) for row in rows] == [
         ("attention", 2, 5, 4, 1),
         ("attention", 2, 5, 4, 4),
         ("model", 2, 5, 4, 1),
     ]
-    assert [r.ideal for r in rows[:2]] == [4.0, 1.0]
-    assert set(rows[2].rivals_ms) == {"ours", "torch", "bert"}
-    assert rows[2].dense_ms == min(rows[2].rivals_ms.values())
-    assert rows[2].speedup == pytest.approx(rows[2].dense_ms / rows[2].selective_ms)
+    assert [row["ideal"] for row in rows[:2]] == [4.0, 1.0]
+    model = rows[2]
+    assert set(model["rivals_ms"]) == {"ours", "torch", "bert"}
+    assert model["dense_ms"] == min(model["rivals_ms"].values())
+    assert model["speedup"] == pytest.approx(model["dense_ms"] / model["selective_ms"])
     shape = replace(TINY, scorer=False)
-    assert rows[2].ideal == count(shape, 5, [], "dense").total / count(shape, 5, [1, 1]).total
-    keys = {"what", "batch", "length", "heads", "k", "dense_ms", "selective_ms", "speedup", "ideal"}
-    assert keys <= set(rows[0].to_json())
+    assert model["ideal"] == count(shape, 5, [], "dense").total / count(shape, 5, [1, 1]).total
+    assert {row["engine"] for row in rows} == {"torch"}
+
+
+def test_graphs_are_compared_with_the_dense_graph() -> None:
+    pytest.importorskip("onnxruntime")
+    rows = [*attention_rows(TINY, [2], [5], [1], "onnx"), *model_rows(TINY, [2], [5], [4], "onnx")]
+    assert [(row["what"], row["k"], row["engine"]) for row in rows] == [("attention", 1, "onnx"), ("model", 4, "onnx")]
+    assert rows[0]["ideal"] == 4.0
+    assert set(rows[0]["rivals_ms"]) == {"dense"}
+    assert rows[0]["speedup"] == pytest.approx(rows[0]["dense_ms"] / rows[0]["selective_ms"])
 
 
 def test_rivals_have_one_shape() -> None:

@@ -149,6 +149,16 @@ def test_save_and_load_give_identical_logits(gates: dict[str, Any], tmp_path: Pa
     assert AutoConfig.from_pretrained(tmp_path).id2label == {0: "no", 1: "maybe", 2: "yes"}
 
 
+def test_the_first_token_is_the_first_real_one_where_padding_is_on_the_left() -> None:
+    model = build(pooling="first", num_labels=3)
+    ids, mask = batch([4, 9])
+    left, padding = ids.flip(1), mask.flip(1)
+    with torch.inference_mode():
+        model.base.encoder.embedding.positions.zero_()  # a text on the right stands at later positions
+        alone = torch.cat([model(left[row : row + 1, -n:]).logits for row, n in enumerate((4, 9))])
+        torch.testing.assert_close(model(left, padding).logits, alone, atol=1e-5, rtol=1e-5)
+
+
 def test_half_precision_keeps_its_gates_in_fp32(tmp_path: Path) -> None:
     build().save_pretrained(tmp_path)
     model = BudgetFormerForSequenceClassification.from_pretrained(tmp_path, dtype=torch.float16)

@@ -131,9 +131,10 @@ def _start(plan: Plan, cell: Cell, jobs: int) -> subprocess.Popen[bytes]:
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(max(1, cores // jobs)))
     job = {"scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": asdict(cell)}
     with plan.log(cell).open("ab") as log:
+        environment = {**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}
         return subprocess.Popen(
             [sys.executable, "-m", "budgetformer_reproduction.cell", json.dumps(job)],
-            stdin=subprocess.PIPE, stdout=log, stderr=log, env={**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}, start_new_session=True,
+            stdin=subprocess.PIPE, stdout=log, stderr=log, env=environment, start_new_session=True,
         )  # fmt: skip
 
 

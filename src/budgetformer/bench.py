@@ -1,49 +1,51 @@
 """How fast heads are that do not run: the attention block, the whole model, and a run from text to label.
 
 Every figure is a ratio of medians in one process where the rivals take turns. The dense rivals are our own encoder with
-all heads (SDPA), `torch.nn.TransformerEncoder`'s fast path, and a `transformers` BERT of the same shape.
+all heads (SDPA), `torch.nn.TransformerEncoder`'s fast path, and a `transformers` BERT of the same shape; for exported
+graphs, the dense graph; for a run, its dense twin.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+import itertools
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from budgetformer.cost.energy import measure
 from budgetformer.cost.flops import Shape, count
-from budgetformer.cost.memory import in_fresh_process
+from budgetformer.cost.memory import in_fresh_process, peak, reset_peak
 from budgetformer.cost.timing import take_turns
+from budgetformer.engine.answers import predicted
+from budgetformer.engine.scores import score
+from budgetformer.errors import ModelError
+from budgetformer.evaluate import cost_of
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import AllHeads, Allocation
+from budgetformer.nn.allocation import AllHeads, Allocation, Dial
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.selective import evaluate_active
+from budgetformer.runs.provenance import environment
+from budgetformer.runs.run import Run
+
+Call = Callable[[], object]
+Row = dict[str, Any]  # of a table: what was compared, times and ratios
+_RUN_BATCHES = (1, 8, 32)
+_READ_AHEAD = 64  # batches whose texts are tokenised and sorted together
 
 
-@dataclass(frozen=True)
-class Row:
-    """One comparison. `speedup` is against the fastest dense rival; `ideal` is the ratio of counted FLOPs."""
-
-    what: str  # "attention" or "model"
-    batch: int
-    length: int
-    heads: int
-    k: int
-    dense_ms: float  # the fastest dense rival
-    selective_ms: float
-    speedup: float
-    ideal: float
-    rivals_ms: dict[str, float]
-
-    @property
-    def slower(self) -> bool:
-        return self.speedup < 1.0
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+def compare(calls: Mapping[str, Call], seconds: float, most: int, least: int = 5) -> Row:
+    """A row: the call "selective" against the fastest of its dense rivals, which take turns."""
+    with torch.inference_mode():
+        ms = take_turns(calls, seconds=seconds, least=least, most=most)
+    ours = ms.pop("selective")
+    best = min(ms.values())
+    return {"dense_ms": best, "selective_ms": ours, "speedup": best / ours, "rivals_ms": ms}
 
 
 def model_config(shape: Shape, **options: Any) -> BudgetFormerConfig:
@@ -61,30 +63,56 @@ def random_heads(batch: int, heads: int, k: int) -> Tensor:
     return order < k
 
 
-def attention_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
+def attention_rows(
+    shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int], engine: str = "torch"
+) -> Iterator[Row]:
     """The attention block, projections included and gates excluded, against the dense block."""
     torch.manual_seed(0)
     layer = BudgetedAttention(shape.width, AllHeads(shape.heads)).eval()
-    for batch in batches:
-        for length in lengths:
-            x = torch.randn(batch, length, shape.width)
-            everything = layer.allocator(x, None, 1.0)
-            for k in ks:
-                active = random_heads(batch, shape.heads, k)
-                allocation = Allocation(everything.budget, everything.relevance, active.sum(1), active, active.float())
-                with torch.inference_mode():
-                    ms = take_turns(
-                        {
-                            "dense": partial(layer.evaluate, x, None, everything),
-                            "selective": partial(selective, layer, x, allocation),
-                        },
-                        seconds=1.5,
-                        most=100,
-                    )
-                yield Row(
-                    "attention", batch, length, shape.heads, k, ms["dense"], ms["selective"],
-                    ms["dense"] / ms["selective"], shape.heads / max(k, 1), {"dense": ms["dense"]},
-                )  # fmt: skip
+    prepare = _block_calls(layer) if engine == "torch" else _onnx().block_calls(layer)
+    for batch, length in itertools.product(batches, lengths):
+        x_BND = torch.randn(batch, length, shape.width)
+        for k in ks:
+            row = compare(prepare(x_BND, random_heads(batch, shape.heads, k)), 1.5, 100)
+            yield _row(row, "attention", engine, batch, length, shape.heads, k, shape.heads / k)
+
+
+def model_rows(
+    shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int], engine: str = "torch"
+) -> Iterator[Row]:
+    """The whole model, gates included, with k random heads for each sample and layer, against all rivals."""
+    torch.manual_seed(0)
+    prepare = _model_calls(shape) if engine == "torch" else _onnx().model_calls(partial(model_config, shape))
+    counted = replace(shape, scorer=engine != "torch")  # heads drawn at random need no scorer
+    for batch, length in itertools.product(batches, lengths):
+        ids_BN = torch.randint(1, shape.vocab, (batch, length))
+        for k in ks:
+            row = compare(prepare(ids_BN, k / shape.heads), 4.0, 40)
+            ideal = count(counted, length, [], "dense").total / count(counted, length, [k] * shape.layers).total
+            yield _row(row, "model", engine, batch, length, shape.heads, k, ideal)
+
+
+def _row(row: Row, what: str, engine: str, batch: int, length: int, heads: int, k: int, ideal: float) -> Row:
+    """`ideal` is the ratio of counted FLOPs."""
+    sizes = {"what": what, "engine": engine, "batch": batch, "length": length, "heads": heads, "k": k}
+    return {**sizes, **row, "ideal": ideal}
+
+
+def _onnx() -> Any:
+    from budgetformer.export import bench
+
+    return bench
+
+
+def _block_calls(layer: BudgetedAttention) -> Callable[[Tensor, Tensor], dict[str, Call]]:
+    def prepare(x_BND: Tensor, active_BH: Tensor) -> dict[str, Call]:
+        everything = layer.allocator(x_BND, None, 1.0)
+        weights = active_BH.float()
+        allocation = Allocation(everything.budget, everything.relevance, active_BH.sum(1), active_BH, weights)
+        dense = partial(layer.evaluate, x_BND, None, everything)
+        return {"dense": dense, "selective": partial(selective, layer, x_BND, allocation)}
+
+    return prepare
 
 
 def selective(layer: BudgetedAttention, x_BND: Tensor, allocation: Allocation) -> Tensor:
@@ -93,25 +121,15 @@ def selective(layer: BudgetedAttention, x_BND: Tensor, allocation: Allocation) -
     return layer.evaluate(x_BND, None, allocation) if y_BND is None else y_BND
 
 
-def model_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
-    """The whole model, gates included, with a random set of k heads for each sample and layer, against all rivals."""
-    torch.manual_seed(0)
+def _model_calls(shape: Shape) -> Callable[[Tensor, float], dict[str, Call]]:
     budgeted = BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": "random"})).train(False)
     rivals = dense_rivals(shape)
-    counted = replace(shape, scorer=False)
-    for batch in batches:
-        for length in lengths:
-            ids = torch.randint(1, shape.vocab, (batch, length))
-            calls: dict[str, Callable[[], object]] = {name: partial(model, ids) for name, model in rivals.items()}
-            for k in ks:
-                dial = f"fixed:{k / shape.heads}"
-                with torch.inference_mode():
-                    ms = take_turns({**calls, "selective": partial(budgeted, ids, budget=dial)}, seconds=4.0, most=40)
-                ours = ms.pop("selective")
-                best = min(ms.values())
-                dense = count(counted, length, [], "dense").total
-                ideal = dense / count(counted, length, [k] * shape.layers).total
-                yield Row("model", batch, length, shape.heads, k, best, ours, best / ours, ideal, ms)
+
+    def prepare(ids_BN: Tensor, share: float) -> dict[str, Call]:
+        dense: dict[str, Call] = {name: partial(model, ids_BN) for name, model in rivals.items()}
+        return {**dense, "selective": partial(budgeted, ids_BN, budget=Dial("fixed", share))}
+
+    return prepare
 
 
 class _TorchEncoder(nn.Module):
@@ -150,36 +168,71 @@ def dense_rivals(shape: Shape) -> dict[str, nn.Module]:
     return {name: model.train(False) for name, model in rivals.items()}
 
 
-_MEASURE = """
-import json, sys, torch
-from budgetformer import Dial
-from budgetformer.bench import BudgetFormerForSequenceClassification, Shape, model_config
-from budgetformer.cost.memory import peak, reset_peak
-shape, batch, length, k, block = json.loads(sys.argv[1])
-shape = Shape(**shape)
-torch.manual_seed(0)
-dense = k == 0
-model = BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": "all" if dense else "random"})).eval()
-ids = torch.randint(1, shape.vocab, (batch, length))
-with torch.inference_mode():
-    model(ids[:1, :8])  # libraries allocate what they keep
-    x = model.base.encoder.embedding(ids)
-    before = reset_peak()
-    if block:
-        model.attentions[0](x, None, 1.0, None if dense else Dial("fixed", k / shape.heads))
-    else:
-        model(ids, budget=None if dense else f"fixed:{k / shape.heads}")
-    print(json.dumps({"peak": max(0, peak() - before)}))
-"""
+def run_bench(run: Run, *, texts: int, country: str | None, intensity: float | None) -> dict[str, Any]:
+    """A run and its dense twin on texts that the run kept back, from text to label, by the clock."""
+    if run.baseline is None:
+        raise ModelError(f"{run.folder} has no dense twin to compare with: train it with --with-baseline")
+    held_out = run.held_out().sample(texts)
+    examples = list(held_out.data.splits[held_out.split].examples())
+    scorers = {"dense": run.baseline.scorer(), "selective": run.scorer()}
 
+    def answer(name: str, batch: int) -> None:
+        """All texts as a service would: tokenise, sort by length, batch, pad, classify."""
+        scorer, size = scorers[name], _READ_AHEAD * batch
+        for some in (examples[start : start + size] for start in range(0, len(examples), size)):
+            table = scorer.encode([e.text for e in some], [e.text_pair or "" for e in some] if run.pairs else None)
+            predicted(score(scorer.engine, table, batch_size=batch).probabilities, run.task)
 
-def peak_memory(shape: Shape, batch: int, length: int, k: int, *, block: bool = False) -> float:
-    """MiB that one forward pass needs above what stood before, in a fresh process; k = 0 is the dense model."""
-    found = in_fresh_process(_MEASURE, [asdict(shape), batch, length, k, block])
-    return float(found["peak"]) / 2**20
+    rows = []
+    for batch in _RUN_BATCHES:
+        row = compare({name: partial(answer, name, batch) for name in scorers}, 20, 9, 3)
+        del row["rivals_ms"]  # there is one alone
+        rows.append({"batch": batch, **row, "texts_per_second": 1000 * len(examples) / row["selective_ms"]})
+    scores = score(scorers["selective"].engine, run.encode(held_out))
+    cost = cost_of(scores, scorers["selective"].config)
+    energy = {}
+    if country is not None or intensity is not None:
+        for name in ("selective", "dense"):
+            used = measure(partial(answer, name, 32), len(examples), country=country, intensity=intensity)
+            energy[name] = {**used.per_thousand, "seconds": used.seconds, "source": used.source,
+                            "intensity": used.intensity_from}  # fmt: skip
+    return {
+        "run": str(run.folder), "split": held_out.split, "texts": len(examples), "mean_tokens": cost["mean_tokens"],
+        "k_over_h": float((scores.heads / scores.num_heads).mean()),
+        "ideal": 1 / cost["flops_ratio"], "ceiling": 1 / (1 - cost["attention_share_of_dense"]),
+        "rows": rows, "energy": energy or None, "environment": environment(),
+    }  # fmt: skip
 
 
 def memory_row(shape: Shape, batch: int, length: int, k: int) -> dict[str, Any]:
-    """Peak memory of the attention block and of the whole model; k = 0 is the dense model."""
-    mib = {name: peak_memory(shape, batch, length, k, block=name == "block_mib") for name in ("block_mib", "model_mib")}
+    """Peak memory of the attention block and of the whole model, MiB; k = 0 is the dense model."""
+    mib = {f"{part}_mib": peak_memory(shape, batch, length, k, part) for part in ("block", "model")}
     return {"batch": batch, "length": length, "k": k or None, **mib}
+
+
+def peak_memory(shape: Shape, batch: int, length: int, k: int, part: str = "model") -> float:
+    """MiB that one forward pass needs above what stood before, in a fresh process."""
+    arguments = {"batch": batch, "length": length, "k": k, "part": part}
+    return float(in_fresh_process(["-m", __name__], [asdict(shape), arguments])["bytes"]) / 2**20
+
+
+def _bytes_of_one_pass(shape: Shape, batch: int, length: int, k: int, part: str) -> int:
+    torch.manual_seed(0)
+    dial = Dial("fixed", k / shape.heads) if k else None
+    config = model_config(shape, gates={"kind": "random" if k else "all"})
+    model = BudgetFormerForSequenceClassification(config).train(False)
+    ids = torch.randint(1, shape.vocab, (batch, length))
+    with torch.inference_mode():
+        model(ids[:1, :8])  # libraries allocate what they keep
+        x = model.base.encoder.embedding(ids)
+        before = reset_peak()
+        if part == "block":
+            model.attentions[0](x, None, 1.0, dial)
+        else:
+            model(ids, budget=dial)
+        return max(0, peak() - before)
+
+
+if __name__ == "__main__":
+    sizes, options = json.loads(sys.argv[1])
+    print(json.dumps({"bytes": _bytes_of_one_pass(Shape(**sizes), **options)}))

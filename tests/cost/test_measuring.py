@@ -38,9 +38,9 @@ def test_the_peak_is_that_of_the_work_alone() -> None:
 
 def test_a_fresh_process_answers_in_json() -> None:
     code = "import json, sys; print('noise'); print(json.dumps({'got': json.loads(sys.argv[1])}))"
-    assert in_fresh_process(code, [1, "two"]) == {"got": [1, "two"]}
+    assert in_fresh_process(["-c", code], [1, "two"]) == {"got": [1, "two"]}
     with pytest.raises(MemoryUnmeasurableError, match="ValueError: no"):
-        in_fresh_process("raise ValueError('no')", None)
+        in_fresh_process(["-c", "raise ValueError('no')"], None)
 
 
 def test_energy_is_labelled_and_counted_a_thousand_texts() -> None:

@@ -17,14 +17,12 @@ from tests.cli.test_train import command
 from tests.export.test_network import make_model
 from tests.tables import make_table
 
-from budgetformer.cost.flops import Shape
 from budgetformer.data import load_tokenizer
 from budgetformer.engine.onnx import OnnxModel
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.export import run as export_module
-from budgetformer.export.bench import attention_rows, model_rows
 from budgetformer.export.network import build
 from budgetformer.export.verify import CheckRows, check_equal
 from budgetformer.nn.allocation import Dial
@@ -252,17 +250,6 @@ def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:
             ours.heads[:10] += 1
         with pytest.raises(ModelError, match=r"does not agree with the model on \d+ of 300 rows, first on row \d+"):
             check_equal(model, Dial(), rows, theirs, ours)
-
-
-def test_the_bench_compares_graphs(capsys: pytest.CaptureFixture[str]) -> None:
-    tiny = Shape(width=32, heads=4, layers=2, inner=64, vocab=100)
-    rows = [*attention_rows(tiny, [2], [5], [1]), *model_rows(tiny, [2], [5], [4])]
-    assert [(row.what, row.k, row.to_json()["engine"]) for row in rows] == [
-        ("attention", 1, "onnx"),
-        ("model", 4, "onnx"),
-    ]
-    assert rows[0].ideal == 4.0
-    assert rows[0].speedup == pytest.approx(rows[0].dense_ms / rows[0].selective_ms)
 
 
 def scored(folder: Path, reviews: Path, output: Path, *more: str) -> list[dict[str, str]]:

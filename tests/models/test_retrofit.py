@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -213,6 +214,21 @@ def test_a_delta_is_small_and_loads_on_its_base(delta: tuple[Path, Path, Model])
     assert torch.equal(moved.ranked_gates[0].score, model.ranked_gates[0].score)
     moved.save_pretrained(folder.with_name("again"))
     assert load_file(folder.with_name("again") / "model.safetensors").keys() == names
+
+
+def test_offline_reaches_the_base_of_a_delta(delta: tuple[Path, Path, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+    _, folder, _ = delta
+    asked = []
+
+    def from_hub(name: str, **options: Any) -> None:
+        asked.append((name, options["local_files_only"]))
+        raise OSError("no network here")
+
+    monkeypatch.setattr("budgetformer.models.bases.AutoConfig.from_pretrained", from_hub)
+    for offline in (True, False):
+        with pytest.raises(ModelError, match="a delta on the base 'hub/name'"):
+            Model.from_pretrained(folder, base="hub/name", offline=offline)
+    assert asked == [("hub/name", True), ("hub/name", False)]
 
 
 def test_a_base_that_changed_is_refused(delta: tuple[Path, Path, Model]) -> None:

@@ -309,3 +309,16 @@ def test_a_wrong_dial_names_itself_and_the_remedy(text: str) -> None:
 def test_impossible_selections_are_refused(options: dict[str, Any], field: str) -> None:
     with pytest.raises(UsageError, match=field):
         Selection(**options)
+
+
+@pytest.mark.parametrize("rounding", ["floor", "round", "ceil"])
+def test_s_of_k_over_h_means_k_heads(rounding: str) -> None:
+    selection = Selection(min_heads=0, rounding=rounding)  # type: ignore[arg-type]
+    pairs = [(k, H) for H in range(1, 65) for k in range(H + 1)]
+    assert [(k, H) for k, H in pairs if int(selection.count(torch.tensor([k / H]), H)) != k] == []
+
+
+@pytest.mark.parametrize(("mode", "value"), [("fixed", None), ("mean", None), ("learned", 0.3), ("full", 1.0)])
+def test_a_dial_has_a_value_exactly_where_its_mode_takes_one(mode: str, value: float | None) -> None:
+    with pytest.raises(UsageError, match="is not known: give learned, full, fixed:X"):
+        Dial(mode, value)  # type: ignore[arg-type]

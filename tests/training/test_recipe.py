@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from budgetformer.errors import UsageError
+from budgetformer.models import BudgetFormerConfig
 from budgetformer.training.recipe import PRESETS, Recipe
 
 
@@ -14,6 +15,20 @@ def test_the_papers_recipe_is_the_papers() -> None:
     assert (paper.epochs, paper.batch_size, paper.learning_rate) == (10, 16, 2e-5)
     assert (paper.schedule, paper.warmup, paper.weight_decay, paper.clip) == ("constant", 0, 0.01, None)
     assert dict(paper.model) == {}  # every option of the model at its default, which is the paper's
+
+
+def test_another_kind_of_gates_drops_what_the_preset_says_and_keeps_what_the_user_said() -> None:
+    dense = Recipe.make("tiny", None, ["model.gates.kind=all"])
+    assert dense.model["gates"] == {"kind": "all"}
+    assert not dense.selects_heads
+    fixed = Recipe.make("tiny", None, ["model.gates.kind=fixed", "model.gates.fixed_budget=0.5"])
+    assert fixed.model["gates"]["tau_min"] == 1.0
+    for words in (["kind=all", "tau_min=0.5"], ["tau_min=0.5", "kind=all"]):
+        asked = Recipe.make("tiny", None, [f"model.gates.{word}" for word in words])
+        with pytest.raises(UsageError, match=r"gates\.tau_min is not an option of the kind 'all'"):
+            BudgetFormerConfig.preset("tiny", **asked.model)
+    with pytest.raises(UsageError, match=r"model\.gates=3 must be a table"):
+        Recipe.make("tiny", None, ["model.gates=3"])
 
 
 def test_file_words_and_flags_in_that_order(tmp_path: Path) -> None:

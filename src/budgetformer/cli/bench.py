@@ -35,13 +35,14 @@ def bench(
     quiet_libraries()
     if threads:
         torch.set_num_threads(threads)
-    if run is not None:
-        from budgetformer.training.speed import bench_run
+    from budgetformer import bench as benches
 
-        result = bench_run(run, texts=texts, country=country, intensity=intensity)
+    if run is not None:
+        from budgetformer.runs.run import Run
+
+        result = benches.run_bench(Run.open(run), texts=texts, country=country, intensity=intensity)
         print_json(result) if as_json else print_run_bench(result)
         return
-    from budgetformer import bench as benches
     from budgetformer.cost.flops import Shape
     from budgetformer.cost.memory import MemoryUnmeasurableError
     from budgetformer.errors import UsageError
@@ -59,15 +60,12 @@ def bench(
         raise UsageError(f"-k {wrong[0]}: give numbers from 1 to {heads}, the heads of a layer")
     rows: list[dict[str, Any]] = []
     measures = {"attention": benches.attention_rows, "model": benches.model_rows}
-    chosen = [measure for kind, measure in measures.items() if what in (kind, "all")]
-    if what == "onnx":
-        from budgetformer.export import bench as exported
-
-        chosen = [exported.attention_rows, exported.model_rows]
-    for measure in chosen:
-        for row in measure(shape, batches, lengths, ks):
-            rows.append(row.to_json())
-            line = f"{row.what} {row.batch}x{row.length} k={row.k}: {row.speedup:.2f}x of {row.ideal:.2f}"
+    for kind, measure in measures.items():
+        if what not in (kind, "all", "onnx"):
+            continue
+        for row in measure(shape, batches, lengths, ks, "onnx" if what == "onnx" else "torch"):
+            rows.append(row)
+            line = "{what} {batch}x{length} k={k}: {speedup:.2f}x of {ideal:.2f}".format_map(row)
             print(line, file=sys.stderr, flush=True)
     memory: list[dict[str, Any]] = []
     if what in ("memory", "all"):

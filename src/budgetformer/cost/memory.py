@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ class MemoryUnmeasurableError(BudgetFormerError):
     """This system does not show a process's high-water mark."""
 
 
-def in_fresh_process(code: str, argument: Any) -> dict[str, Any]:
-    """Run `code` in a new Python with `argument` as JSON in sys.argv[1]; its last line of output is JSON."""
-    done = subprocess.run([sys.executable, "-c", code, json.dumps(argument)], capture_output=True, text=True)
+def in_fresh_process(program: Sequence[str], argument: Any) -> dict[str, Any]:
+    """Run a program, such as -m MODULE, in a new Python: its argument is JSON, and so is its last line of output."""
+    done = subprocess.run([sys.executable, *program, json.dumps(argument)], capture_output=True, text=True)
     if done.returncode:
         raise MemoryUnmeasurableError(f"the measuring process failed: {done.stderr.strip().splitlines()[-1:]}")
     return dict(json.loads(done.stdout.splitlines()[-1]))

@@ -103,13 +103,13 @@ def score(
     table: TokenTable,
     budget: Dial | str | None = None,
     *,
-    one_batch: bool = False,
+    batch_size: int | None = None,
     share: tuple[int, int] = (0, 1),
 ) -> Scores:
     """Run a table through an engine, shortest pieces first, and put the results back in order.
 
-    `one_batch` runs all of them together; `share` (i, n) runs every n-th batch from the i-th on, and the other rows
-    stay zero.
+    Batches hold as many tokens as suits the engine, or `batch_size` pieces. `share` (i, n) runs every n-th batch from
+    the i-th on, and the other rows stay zero.
     """
     config, dial, size = engine.config, Dial.parse(budget), len(table)
     shapes: dict[str, tuple[int, type]] = {"logits": (config.labels, np.float32)}
@@ -119,20 +119,17 @@ def score(
     results: dict[str, Any] = dict.fromkeys(Outputs._fields)
     results |= {name: np.zeros((size, width), kind) for name, (width, kind) in shapes.items()}
     with engine.session(dial):
-        for rows in _plan(table, config, engine.batch_tokens, one_batch)[share[0] :: share[1]]:
+        for rows in _plan(table, config, engine.batch_tokens, batch_size)[share[0] :: share[1]]:
             outputs = engine.logits(collate(table, rows, config.pad_token_id or 0), dial)
             for name in shapes:
                 results[name][rows] = getattr(outputs, name)
     return Scores(table, config.task, config.num_attention_heads, **results)
 
 
-def _plan(table: TokenTable, config: BudgetFormerConfig, batch_tokens: int, one_batch: bool) -> list[Rows]:
+def _plan(table: TokenTable, config: BudgetFormerConfig, batch_tokens: int, batch_size: int | None) -> list[Rows]:
     lengths = table.lengths
-    plan = (
-        [np.argsort(lengths, kind="stable")]
-        if one_batch
-        else eval_plan(lengths, token_budget=max(batch_tokens, int(lengths.max(initial=1))))
-    )
+    tokens = None if batch_size else max(batch_tokens, int(lengths.max(initial=1)))
+    plan = eval_plan(lengths, batch_size=batch_size, token_budget=tokens)
     if not config.gates.get("pool_padding"):
         return plan
     # Padding counts in the gates' mean there, so a text must not be padded by its neighbours.

@@ -1,81 +1,51 @@
-"""How fast heads are that do not run, in ONNX Runtime: the exported graph against the dense model's graph."""
+"""What `bench --what onnx` times: graphs in which heads are chosen, and the dense graphs, in ONNX Runtime."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from budgetformer.bench import Row, model_config, random_heads
-from budgetformer.cost.flops import Shape, count
-from budgetformer.cost.timing import take_turns
 from budgetformer.engine.onnx import session
 from budgetformer.export.builder import BOOL, FLOAT, INT64, Graph
 from budgetformer.export.network import Gates, Padding, attention, build
+from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import AllHeads, Dial, LearnedHeads
+from budgetformer.nn.allocation import Dial, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-
-@dataclass(frozen=True)
-class OnnxRow(Row):
-    """A comparison of two graphs in one runtime."""
-
-    engine: str = "onnx"
+Calls = dict[str, Callable[[], object]]
 
 
-def attention_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
-    """The attention block, projections included and gates excluded, against the dense block."""
-    torch.manual_seed(0)
-    layer = BudgetedAttention(shape.width, AllHeads(shape.heads))
+def block_calls(layer: BudgetedAttention) -> Callable[[Tensor, Tensor], Calls]:
+    """The attention block for hidden states (B, N, D) and active heads (B, H)."""
     dense, budgeted = (_block(layer, gated) for gated in (False, True))
-    for batch in batches:
-        for length in lengths:
-            x = np.random.default_rng(0).standard_normal((batch, length, shape.width), np.float32)
-            feed = {"x": x, "attention_mask": np.ones((batch, length), np.int64)}
-            for k in ks:
-                active = random_heads(batch, shape.heads, k)
-                gates = {"active": active.numpy(), "weights": active.float().numpy()}
-                ms = take_turns(
-                    {
-                        "dense": partial(dense.run, None, feed),
-                        "selective": partial(budgeted.run, None, {**feed, **gates}),
-                    },
-                    seconds=1.5,
-                    most=100,
-                )
-                yield _row("attention", batch, length, shape, k, ms, shape.heads / k)
+
+    def prepare(x_BND: Tensor, active_BH: Tensor) -> Calls:
+        feed = {"x": x_BND.numpy(), "attention_mask": np.ones(x_BND.shape[:2], np.int64)}
+        gates = {"active": active_BH.numpy(), "weights": active_BH.float().numpy()}
+        return {"dense": partial(dense.run, None, feed), "selective": partial(budgeted.run, None, {**feed, **gates})}
+
+    return prepare
 
 
-def model_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int]) -> Iterable[Row]:
-    """The whole model, gates included, whose random scorers choose k heads for each sample, against the dense model."""
-    torch.manual_seed(0)
-    dense, budgeted = (_model(shape, kind) for kind in ("all", "learned"))
-    for batch in batches:
-        for length in lengths:
-            ids = np.random.default_rng(0).integers(1, shape.vocab, (batch, length))
-            feed = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
-            for k in ks:
-                dialled = {**feed, "budget_max": np.array(k / shape.heads)}
-                ms = take_turns(
-                    {"dense": partial(dense.run, None, feed), "selective": partial(budgeted.run, None, dialled)},
-                    seconds=4.0,
-                    most=40,
-                )
-                ideal = count(shape, length, [], "dense").total / count(shape, length, [k] * shape.layers).total
-                yield _row("model", batch, length, shape, k, ms, ideal)
+def model_calls(config: Callable[..., BudgetFormerConfig]) -> Callable[[Tensor, float], Calls]:
+    """The whole model for token ids (B, N) and a share of heads, which random scorers choose."""
+    dense, budgeted = (_model(config(gates={"kind": kind})) for kind in ("all", "learned"))
 
+    def prepare(ids_BN: Tensor, share: float) -> Calls:
+        feed: dict[str, Any] = {"input_ids": ids_BN.numpy(), "attention_mask": np.ones(ids_BN.shape, np.int64)}
+        limited = {**feed, "budget_max": np.array(share)}
+        return {"dense": partial(dense.run, None, feed), "selective": partial(budgeted.run, None, limited)}
 
-def _row(what: str, batch: int, length: int, shape: Shape, k: int, ms: dict[str, float], ideal: float) -> Row:
-    dense, ours = ms["dense"], ms["selective"]
-    return OnnxRow(what, batch, length, shape.heads, k, dense, ours, dense / ours, ideal, {"dense": dense})
+    return prepare
 
 
 def _block(layer: BudgetedAttention, gated: bool) -> InferenceSession:
@@ -88,8 +58,8 @@ def _block(layer: BudgetedAttention, gated: bool) -> InferenceSession:
     return session(g.finish().SerializeToString(), torch.get_num_threads())
 
 
-def _model(shape: Shape, kind: str) -> InferenceSession:
-    model = BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": kind}))
+def _model(config: BudgetFormerConfig) -> InferenceSession:
+    model = BudgetFormerForSequenceClassification(config)
     for module in model.modules():
         if isinstance(module, LearnedHeads):  # far apart, so that texts differ in the heads that they get
             torch.nn.init.normal_(module.scorer.weight)

@@ -65,7 +65,8 @@ def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate:
     check(config, dial)
     g = Graph(separate=separate)
     ids = g.input("input_ids", INT64, ["batch", "length"])
-    padding = Padding.of(g, g.input("attention_mask", INT64, ["batch", "length"]))
+    mask = g.input("attention_mask", INT64, ["batch", "length"])
+    padding = Padding.of(g, mask)
     types = g.input("token_type_ids", INT64, ["batch", "length"]) if config.segment_embeddings else None
     most = None
     if config.gate.selects:
@@ -78,7 +79,10 @@ def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate:
             x, count = _block(g, x, padding, block, config.training_progress, dial, most)
             heads.append(count)
     with g.part("classifier"):
-        pooled = _pooled(g, x, padding) if config.pooling == "mean" else g("Gather", x, _one(g, 0), axis=1)
+        if config.pooling == "mean":
+            pooled = _pooled(g, x, padding)
+        else:  # the first real token
+            pooled = g("GatherND", x, g("ArgMax", mask, axis=1), batch_dims=1)
         logits = _linear(g, pooled, model.base.classifier)
     g.output("logits", logits, FLOAT, ["batch", config.labels])
     g.output("heads", g("Concat", *heads, axis=1), INT64, ["batch", config.num_hidden_layers])

@@ -74,7 +74,7 @@ class Engine:
     def run(self, works: Sequence[Work], dial: Dial) -> list[Result]:
         """The model on one batch."""
         table = TokenTable.join([work.table for work in works])
-        scores = score(self._scorer.engine, table, dial, one_batch=True)
+        scores = score(self._scorer.engine, table, dial, batch_size=len(table))
         return [Result(*row) for row in zip(scores.probabilities, scores.heads.sum(1).tolist(), strict=True)]
 
     def render(self, work: Work, result: Result, top: int | None) -> dict[str, Any]:
