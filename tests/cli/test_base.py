@@ -1,4 +1,4 @@
-"""A pretrained encoder's way as a user types it: train --base, eval, calibrate, freeze; and every wrong one."""
+"""A pretrained encoder's way as a user types it: train --base, eval, calibrate, export; and every wrong one."""
 
 from __future__ import annotations
 
@@ -108,20 +108,24 @@ def test_wrong_calibrations_are_named(run: Path, reviews: Path, capsys: pytest.C
 
 
 def test_frozen_models(run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("freeze", run, "--budget", "0.5", "-o", tmp_path / "half") == 0
+    assert command("export", run, "--format", "torch", "--budget", "0.5", "-o", tmp_path / "half") == 0
     assert "6 of 12 heads" in (said := capsys.readouterr().out)
     assert "loads with budgetformer only" in said
     assert command("eval", tmp_path / "half", reviews, "--json") == 0
     found = json.loads(capsys.readouterr().out)["evaluations"][0]
     assert found["budget"]["k_over_h"] == pytest.approx(0.5)
-    assert command("freeze", run, "--budget", "1", "-o", tmp_path / "whole") == 0
+    assert command("export", run, "--format", "torch", "--budget", "1", "-o", tmp_path / "whole") == 0
     assert "an ordinary bert" in capsys.readouterr().out
     ordinary = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole")
     assert ordinary.config.id2label == {0: "neg", 1: "pos"}
-    assert command("freeze", run, "--budget", "1.2", "-o", tmp_path / "x") == 2
+    assert command("export", run, "--format", "torch", "--budget", "1.2", "-o", tmp_path / "x") == 2
     assert "budget 1.2 is outside [0, 1]" in capsys.readouterr().err
-    assert command("freeze", run, "-o", tmp_path / "half") == 2
+    assert command("export", run, "--format", "torch", "-o", tmp_path / "half") == 2
     assert "exists already" in capsys.readouterr().err
+    assert command("export", run, "--format", "torch", "--budget", "fixed:0.5", "-o", tmp_path / "x") == 2
+    assert "budget fixed:0.5: give the share of all heads that are kept" in capsys.readouterr().err
+    assert command("export", run, "--format", "torch", "--int8", "-o", tmp_path / "x") == 2
+    assert "--int8 and --rows are for --format onnx" in capsys.readouterr().err
 
 
 def test_a_delta_run_needs_its_base(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

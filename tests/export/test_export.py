@@ -162,7 +162,7 @@ def test_without_the_runs_data_rows_are_made_up(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["RUN", "--format", "gguf"], 2, "--format 'gguf': give onnx"),
+        (["RUN", "--format", "gguf"], 2, "--format 'gguf': give onnx or torch"),
         (["RUN", "--budget", "lots"], 2, "budget 'lots' is not known"),
         (["RUN", "--budget", "random"], 2, "budget 'random' cannot be exported"),
         (["RUN", "--rows", "nowhere.csv"], 3, "nowhere.csv: no such file"),

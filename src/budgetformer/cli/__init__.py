@@ -50,7 +50,6 @@ from budgetformer.cli import check as _check  # noqa: E402, F401
 from budgetformer.cli import eval as _eval  # noqa: E402, F401
 from budgetformer.cli import explain as _explain  # noqa: E402, F401
 from budgetformer.cli import export as _export  # noqa: E402, F401
-from budgetformer.cli import freeze as _freeze  # noqa: E402, F401
 from budgetformer.cli import predict as _predict  # noqa: E402, F401
 from budgetformer.cli import serve as _serve  # noqa: E402, F401
 from budgetformer.cli import train as _train  # noqa: E402, F401

@@ -308,17 +308,25 @@ class Run:
         self,
         target: str | Path,
         *,
-        budget: str | Dial | None = None,
+        format: str = "onnx",
+        budget: str | float | Dial | None = None,
         int8: bool = False,
         rows: str | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> dict[str, Any]:
-        """Write an ONNX graph that is checked against the model, on `rows` or on rows that the run kept back."""
+        """Write an ONNX graph that is checked against the model, on `rows` or on rows that the run kept back.
+
+        With format "torch": a static model with the best heads, where `budget` is the share of all heads (0.5).
+        """
         import torch
 
+        if format == "torch":
+            return self._freeze(Path(target), 0.5 if budget is None else budget, only_onnx=int8 or rows is not None)
+        if format != "onnx":
+            raise UsageError(f"--format {format!r}: give onnx or torch")
         from budgetformer.export.run import check_target, export_model
 
-        dial, model = self.budget(budget), self.model
+        dial, model = self.budget(str(budget) if isinstance(budget, float) else budget), self.model
         check_target(model, Path(target), dial)
         torch.nn.Module.float(model)
         chosen = self._check_rows(rows, log)
@@ -326,6 +334,20 @@ class Run:
         record = {name: self.record[name] for name in ("format_version", "name", "labels", "pairs", "max_length")}
         record |= {"text_columns": self.text_columns, "run": {"name": self.record["name"], "sha256": self.digest}}
         return export_model(model, self.tokenizer, record, Path(target), dial=dial, int8=int8, rows=chosen)
+
+    def _freeze(self, target: Path, budget: str | float | Dial, *, only_onnx: bool) -> dict[str, Any]:
+        from budgetformer.export.frozen import export_frozen
+
+        if only_onnx:
+            raise UsageError("--int8 and --rows are for --format onnx: leave them out")
+        try:
+            share = float(budget)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            dial = self.budget(budget)  # type: ignore[arg-type]
+            if dial.mode != "mean" or dial.value is None:
+                raise UsageError(f"budget {dial}: give the share of all heads that are kept, such as 0.5") from None
+            share = dial.value
+        return export_frozen(self.model, self.tokenizer, self.record, target, run=self.folder, budget=share)
 
     def _check_rows(self, rows: str | None, log: Callable[[str], None]) -> CheckRows:
         """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""

@@ -1,0 +1,44 @@
+"""From a run whose heads are ranked to a directory with a static torch model that has the best of them alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from budgetformer.errors import UsageError
+from budgetformer.models import BudgetFormerForSequenceClassification
+from budgetformer.runs.files import write_directory, write_json
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def export_frozen(
+    model: BudgetFormerForSequenceClassification,
+    tokenizer: PreTrainedTokenizerFast,
+    record: Mapping[str, Any],
+    target: Path,
+    *,
+    run: Path,
+    budget: float,
+) -> dict[str, Any]:
+    """Write `target`, whole or not at all: a run with `budget` of all heads, or at 1 an ordinary model of the base.
+
+    `record` is the run.json. The result names the heads by layer, or the base's architecture.
+    """
+    if target.exists():
+        raise UsageError(f"{target} exists already: give another directory with -o")
+    frozen = model.freeze(budget)
+    ours = isinstance(frozen, BudgetFormerForSequenceClassification)
+
+    def fill(folder: Path) -> None:
+        frozen.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        if ours:
+            write_json(folder / "run.json", {**record, "frozen": {"run": str(run), "budget": budget}})
+
+    write_directory(target, fill)
+    result = {"format": "torch", "budget": budget, "heads": model.config.num_attention_heads}
+    result |= {"layers": model.config.num_hidden_layers, "architecture": frozen.config.model_type}
+    return {**result, "heads_by_layer": [len(heads) for heads in frozen.config.gates["heads"]] if ours else None}
