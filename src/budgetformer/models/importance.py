@@ -6,7 +6,7 @@ Face DataLoader yields.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
@@ -17,7 +17,7 @@ from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import pool
 from budgetformer.nn.objective import task_loss
-from budgetformer.nn.ranking import RankedHeads, ScoredHeads, thresholds
+from budgetformer.nn.ranking import RankedHeads, thresholds
 
 Ranking = Literal["importance", "random"]
 
@@ -60,7 +60,7 @@ def calibrate_thresholds(model: BudgetFormerForSequenceClassification, batches: 
         return
     batches, options = list(batches), model.config.gates
     options["threshold_offsets"] = None
-    for gate, pooled_RD in zip(gates, _pooled_at(model, gates, batches, "learned"), strict=True):
+    for gate, pooled_RD in zip(gates, _pooled_at(model, batches, "learned"), strict=True):
         mean_D = pooled_RD.mean(dim=0)
         gate.score.data.add_(gate.scorer((mean_D - gate.centre) / gate.scale).detach())
         gate.centre.copy_(mean_D)
@@ -71,18 +71,16 @@ def calibrate_thresholds(model: BudgetFormerForSequenceClassification, batches: 
         offsets.insert(0, (k, offsets[0][1] if offsets else 0.0))
         for _ in range(2):  # what layers see depends on the threshold
             options["threshold_offsets"] = offsets
-            pooled = _pooled_at(model, gates, batches, f"mean:{k / heads}")
+            pooled = _pooled_at(model, batches, f"mean:{k / heads}")
             scores = torch.stack([gate.scores_at(x) for gate, x in zip(gates, pooled, strict=True)]).detach()
             offsets[0] = (k, float(scores.quantile(1 - k / heads) - table[k]))
     options["threshold_offsets"] = offsets
 
 
 @torch.no_grad()
-def _pooled_at(
-    model: BudgetFormerForSequenceClassification, gates: Sequence[ScoredHeads], batches: Iterable[Any], dial: str
-) -> list[Tensor]:
+def _pooled_at(model: BudgetFormerForSequenceClassification, batches: Iterable[Any], dial: str) -> list[Tensor]:
     """The pooled inputs of every gate when the batches run at a dial. -> for each (rows, D)."""
-    with _evaluating(model), _recorded(gates) as inputs:
+    with _recorded(model) as inputs:
         for batch in batches:
             fields = _fields(batch, model.device)
             fields.pop("labels", None)
@@ -94,7 +92,7 @@ def _measure(model: BudgetFormerForSequenceClassification, batches: Iterable[Any
     """Every head's importance, (L, H); and the gates' `centre` and `scale` set to the inputs that they saw."""
     config, gates = model.config, model.ranked_gates
     total = torch.zeros(config.num_hidden_layers, config.num_attention_heads)
-    with _evaluating(model), _scores_learn(gates), _recorded(gates) as inputs:
+    with _recorded(model) as inputs:
         for batch in batches:
             fields = _fields(batch, model.device)
             labels = fields.pop("labels")
@@ -119,31 +117,10 @@ def _fields(batch: Any, device: torch.device) -> dict[str, Tensor]:
 
 
 @contextmanager
-def _evaluating(model: BudgetFormerForSequenceClassification) -> Iterator[None]:
-    was_training = model.training
-    model.train(False)
-    try:
-        yield
-    finally:
-        model.train(was_training)
-
-
-@contextmanager
-def _scores_learn(gates: Sequence[ScoredHeads]) -> Iterator[None]:
-    """Gradients reach the heads' weights meanwhile, also where the order is not learned."""
+def _recorded(model: BudgetFormerForSequenceClassification) -> Iterator[list[list[Tensor]]]:
+    """The pooled inputs that pass each gate meanwhile, for evaluation and with a gradient by every head's weight."""
+    gates, was_training = model.ranked_gates, model.training
     learned = [gate.score.requires_grad for gate in gates]
-    try:
-        for gate in gates:
-            gate.score.requires_grad_(True)
-        yield
-    finally:
-        for gate, was in zip(gates, learned, strict=True):
-            gate.score.requires_grad_(was)
-
-
-@contextmanager
-def _recorded(gates: Sequence[ScoredHeads]) -> Iterator[list[list[Tensor]]]:
-    """The pooled inputs that pass each gate meanwhile."""
     inputs: list[list[Tensor]] = [[] for _ in gates]
 
     def recorder(layer: int) -> Any:
@@ -151,7 +128,12 @@ def _recorded(gates: Sequence[ScoredHeads]) -> Iterator[list[list[Tensor]]]:
 
     hooks = [gate.register_forward_pre_hook(recorder(layer)) for layer, gate in enumerate(gates)]
     try:
+        model.train(False)
+        for gate in gates:
+            gate.score.requires_grad_(True)  # also where the order is not learned
         yield inputs
     finally:
-        for hook in hooks:
+        model.train(was_training)
+        for gate, was, hook in zip(gates, learned, hooks, strict=True):
+            gate.score.requires_grad_(was)
             hook.remove()

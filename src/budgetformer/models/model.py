@@ -15,24 +15,18 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import (
-    AutoConfig,
-    AutoModelForSequenceClassification,
-    PreTrainedModel,
-    TrainerCallback,
-    initialization,
-)
+from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, TrainerCallback
 from transformers.utils.generic import ModelOutput
 
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.models.bases import align_weights, base_hash, check_weights, load_base
 from budgetformer.models.config import BudgetFormerConfig as BudgetFormerConfig
 from budgetformer.models.gates import first_budget, make_gate
-from budgetformer.models.own import OwnBase
+from budgetformer.models.own import OwnBase, init_own
 from budgetformer.models.sites import BiasOnly, Budgets, replace_attention, restore_attention, set_dropout
-from budgetformer.nn.allocation import Allocation, Budget, Dial, GatedHeads, LearnedHeads, StaticHeads
+from budgetformer.nn.allocation import Allocation, Budget, Dial, GatedHeads, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
-from budgetformer.nn.encoder import Embedding, padding_mask, sinusoids
+from budgetformer.nn.encoder import padding_mask
 from budgetformer.nn.exploration import Exploration
 from budgetformer.nn.objective import (
     Objective,
@@ -89,21 +83,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
                 gate.score.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
-        init = initialization  # guards against overwriting weights that were just loaded
-        if isinstance(module, nn.Linear):
-            init.normal_(module.weight, std=self.config.initializer_range)
-            init.zeros_(module.bias)
-        elif isinstance(module, nn.Embedding):
-            scaled = self.config.scale_embeddings and module.num_embeddings == self.config.vocab_size
-            init.normal_(module.weight, std=self.config.initializer_range if scaled else 1.0)
-        elif isinstance(module, nn.LayerNorm):
-            init.ones_(module.weight)
-            init.zeros_(module.bias)
-        elif isinstance(module, StaticHeads):
-            init.zeros_(module.budget_logit)
-            init.zeros_(module.score)
-        elif isinstance(module, Embedding):
-            init.copy_(module.positions, sinusoids(*module.positions.shape))
+        init_own(module, self.config)
 
     @property
     def ranked_gates(self) -> list[ScoredHeads]:
@@ -407,8 +387,7 @@ class ProgressCallback(TrainerCallback):
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         kwargs["model"].config.training_progress = min(1.0, state.global_step / max(1, state.max_steps))
 
-    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        kwargs["model"].config.training_progress = min(1.0, state.global_step / max(1, state.max_steps))
+    on_train_end = on_step_begin
 
 
 AutoConfig.register(BudgetFormerConfig.model_type, BudgetFormerConfig)

@@ -6,13 +6,14 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
+from transformers import initialization
 from transformers.modeling_outputs import SequenceClassifierOutput
 
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.models.gates import make_gate
 from budgetformer.models.sites import Budgets
-from budgetformer.nn.allocation import pool
-from budgetformer.nn.encoder import BudgetedEncoder
+from budgetformer.nn.allocation import StaticHeads, pool
+from budgetformer.nn.encoder import BudgetedEncoder, Embedding, sinusoids
 
 
 class OwnBase(nn.Module):
@@ -64,3 +65,21 @@ def first_token(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
     if mask_BN is None:
         return hidden_BND[:, 0]
     return hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), mask_BN.int().argmax(dim=1)]
+
+
+def init_own(module: nn.Module, config: BudgetFormerConfig) -> None:
+    """First values of a module of ours; `initialization` guards weights that were just loaded."""
+    if isinstance(module, nn.Linear):
+        initialization.normal_(module.weight, std=config.initializer_range)
+        initialization.zeros_(module.bias)
+    elif isinstance(module, nn.Embedding):
+        scaled = config.scale_embeddings and module.num_embeddings == config.vocab_size
+        initialization.normal_(module.weight, std=config.initializer_range if scaled else 1.0)
+    elif isinstance(module, nn.LayerNorm):
+        initialization.ones_(module.weight)
+        initialization.zeros_(module.bias)
+    elif isinstance(module, StaticHeads):
+        initialization.zeros_(module.budget_logit)
+        initialization.zeros_(module.score)
+    elif isinstance(module, Embedding):
+        initialization.copy_(module.positions, sinusoids(*module.positions.shape))
