@@ -35,8 +35,10 @@ import torch
 
 from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.timing import take_turns
-from budgetformer.data import DataSet, DataSource, collate, encode, load_tokenizer, open_data
-from budgetformer.evaluate import run_model, summarize, wilson
+from budgetformer.data import DataSet, DataSource, collate, encode_split, load_tokenizer, open_data
+from budgetformer.engine.scores import score
+from budgetformer.engine.torch import TorchEngine
+from budgetformer.evaluate import is_correct, proportion, summarize
 from budgetformer.models import BudgetFormerForSequenceClassification as Model
 from budgetformer.models import rank_heads, retrofit
 from budgetformer.models.sites import Budgets
@@ -124,20 +126,20 @@ class TestRows:
         self.tokenizer = load_tokenizer(self.runs / "start", offline=True)
         labels = open_data(source(options, dataset)).labels
         data = replace(opened(options, dataset), labels=labels)
-        whole = encode(data.splits["test"], data, self.tokenizer, LENGTH.get(dataset, 128))
+        whole = encode_split(data.splits["test"], data, self.tokenizer, LENGTH.get(dataset, 128))
         self.rows = some_rows(whole, options.test_rows)
         self.all, self.encoded = len(whole), whole.select(self.rows)
 
     def point(self, model: Any, dial: str, name: str | None = None) -> dict[str, Any]:
         """What the model scored and executed, and its differences from the dense models, row by row."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
-            outcome = run_model(model, self.encoded, dial)
-        e = summarize(outcome, self.encoded, model.config, split="test", dial=dial)
+            scores = score(TorchEngine(model), self.encoded, dial)
+        e = summarize(scores, model.config, split="test", dial=dial)
         cost = {k: e.cost[k] for k in ("flops_ratio", "attention_flops_ratio", "flops_per_text")}
         k_over_h = e.budget["k_over_h"]
         point = {"dial": dial, "rows": len(self.rows), **e.quality["accuracy"], "k_over_h": k_over_h, **cost}
         right = np.full(self.all, np.nan)
-        right[self.rows] = outcome.logits.argmax(1) == self.encoded.labels
+        right[self.rows] = is_correct(scores)
         if name is not None:
             np.save(self.runs / f"right-{name}.npy", right)
         for other in ("start", "dense"):
@@ -175,7 +177,7 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     elif method in ("michel", "untrained"):
         start = Model.from_pretrained(runs / ("dense" if (runs / "dense").exists() else "start"))
         pruned, rows = retrofit(start.plain().eval(), gates={"kind": "order"}), open_data(data)
-        seen = encode(rows.splits["train"], rows, test.tokenizer, LENGTH.get(dataset, 128))
+        seen = encode_split(rows.splits["train"], rows, test.tokenizer, LENGTH.get(dataset, 128))
         sample = sample_batches(seen, pruned, rows=1024)
         rank_heads(pruned, sample, ranking="random" if method == "untrained" else "importance", seed=seed)
         found = [test.point(pruned, f"mean:{s}") for s in shares]
@@ -202,8 +204,7 @@ def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
     model = LogisticRegression(C=10, max_iter=300).fit(vectorizer.fit_transform(texts), labels)
     texts, labels = rows("test")
     right = int((model.predict(vectorizer.transform(texts)) == labels).sum())
-    low, high = wilson(right, len(labels))
-    return {"dial": "tfidf", "value": right / len(labels), "low": low, "high": high}
+    return {"dial": "tfidf", **proportion(right, len(labels))}
 
 
 def run(options: argparse.Namespace) -> None:
@@ -240,15 +241,15 @@ def clock(options: argparse.Namespace) -> None:
         start, model = Model.from_pretrained(runs / "start"), Model.from_pretrained(runs / "budgeted")
         plain, tokenizer = start.plain().eval(), load_tokenizer(runs / "start", offline=True)
         data = opened(options, dataset)
-        test = encode(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
+        test = encode_split(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
         by_length = np.argsort(test.lengths, kind="stable")
         frozen = {f"frozen:{share:g}": model.freeze(share) for share in options.shares}
         for batch in options.batches:
             first = (len(by_length) - batch) // 2
-            rows_in = collate(test, by_length[first : first + batch], model.config.pad_token_id or 0)
-            tokens = int(rows_in.attention_mask.sum(dim=1).min())  # cut to one length: no padding on either side
-            ids, types = rows_in.input_ids[:, :tokens], rows_in.token_type_ids
-            types = torch.zeros_like(ids) if types is None else types[:, :tokens]
+            inputs = collate(test, by_length[first : first + batch], model.config.pad_token_id or 0).tensors()
+            tokens = int(inputs["attention_mask"].sum(dim=1).min())  # cut to one length: no padding on either side
+            ids = inputs["input_ids"][:, :tokens]
+            types = inputs["token_type_ids"][:, :tokens] if "token_type_ids" in inputs else torch.zeros_like(ids)
             with torch.inference_mode():
                 executed = {}
                 for share in options.shares:

@@ -15,28 +15,26 @@ from unittest import mock
 
 import numpy as np
 
-from budgetformer.data import DataSource, encode, open_data
-from budgetformer.evaluate import run_model
-from budgetformer.runs.run import load_run
+from budgetformer.engine.scores import score
+from budgetformer.engine.torch import TorchEngine
+from budgetformer.runs.run import Run
 
 
 def main(folder: Path, dials: list[str]) -> int:
-    model, tokenizer, record = load_run(folder)
-    data = open_data(DataSource(**record["data"]))
-    split = "test" if "test" in data.splits else "validation"
-    rows = encode(data.splits[split], data, tokenizer, record["max_length"])
-    found = {}
+    run = Run.open(folder)
+    held_out, engine = run.held_out(), TorchEngine(run.model)
+    table, figures = run.encode(held_out), {}
     for dial in dials or ("learned", "fixed:0.125", "fixed:0.5", "full"):
-        ours = run_model(model, rows, dial)
+        ours = score(engine, table, dial)
         with mock.patch("budgetformer.nn.attention.evaluate_active", return_value=None):
-            defined = run_model(model, rows, dial)
-        found[dial] = {
-            "k_over_h": float(ours.heads.mean() / model.config.num_attention_heads),
+            defined = score(engine, table, dial)
+        figures[dial] = {
+            "k_over_h": float(ours.heads.mean() / ours.num_heads),
             "labels_that_differ": int((ours.logits.argmax(1) != defined.logits.argmax(1)).sum()),
             "largest_difference_of_a_logit": float(np.abs(ours.logits - defined.logits).max()),
         }
-    print(json.dumps({"split": split, "rows": len(rows), "dials": found}, indent=1))
-    return int(any(dial["labels_that_differ"] for dial in found.values()))
+    print(json.dumps({"split": held_out.split, "rows": len(table), "dials": figures}, indent=1))
+    return int(any(dial["labels_that_differ"] for dial in figures.values()))
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def test_eval_sweeps_the_dial(run: Path, reviews: Path, capsys: pytest.CaptureFi
     assert command(*arguments, "--json") == 0
     out, err = capsys.readouterr()
     result = json.loads(out)
-    assert "these rows hold the ones that the run was trained on" in err
+    assert "warning: 160 of 200 rows were seen in training\n" in err
     assert [e["dial"] for e in result["evaluations"]] == ["learned", "fixed:0.25"]
     assert result["evaluations"][0]["rows"] == 200
     assert result["evaluations"][1]["budget"]["k_over_h"] == 0.25
@@ -289,7 +289,7 @@ main()
 
 def test_two_processes_do_the_work_of_one(reviews: Path, tmp_path: Path) -> None:
     """Under torchrun, the same global batch gives the same weights up to rounding (noise and dropout are off)."""
-    still = ["--set", "model.dropout=0.0", "--set", "model.sigma_max=0.0", "--set", "batch_size=15"]
+    still = ["--set", "model.dropout=0.0", "--set", "model.gates.sigma_max=0.0", "--set", "batch_size=15"]
     arguments = ["train", str(reviews), *SMALL, *still, "--set", "learning_rate=0.0003"]
     assert command(*arguments, "-o", tmp_path / "one") == 0
     (tmp_path / "seeds.py").write_text(SEEDS)
