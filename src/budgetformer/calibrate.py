@@ -7,13 +7,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from budgetformer.cost.timing import take_turns
 from budgetformer.data.batches import collate
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
-from budgetformer.engine.scores import Engine, score
+from budgetformer.engine.scores import Engine, Scores, leave_early, score
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.evaluate import is_correct, paired_difference, summarize
+from budgetformer.evaluate import cost_of, is_correct, paired_difference, summarize
+from budgetformer.exits import LIMITS, same_answer
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import read_json, write_json
@@ -42,6 +45,22 @@ def named_dial(text: str | None, points: Mapping[str, str]) -> Dial:
     except UsageError as error:
         known = f"; or one of this run's points: {', '.join(points)}" if points else ""
         raise UsageError(f"{error}{known}") from None
+
+
+def exit_curve(scores: Scores, config: BudgetFormerConfig) -> list[dict[str, Any]]:
+    """Cost and disagreement with the last stage at each limit, cheapest first; `scores` hold all stages' answers.
+
+    Of limits with the same cost the safest is kept.
+    """
+    stages = config.stages
+    curve: dict[float, dict[str, Any]] = {}
+    assert scores.stage_logits is not None
+    for limit in (0.0, *LIMITS, np.inf):
+        early = leave_early(scores, stages, limit)
+        differs = ~same_answer(early.logits, scores.stage_logits[:, -1], config.task)
+        cost = cost_of(early, config)["flops_ratio"]
+        curve.setdefault(cost, {"limit": float(limit), "cost": cost, "disagreement": float(differs.mean())})
+    return sorted(curve.values(), key=lambda point: point["cost"])
 
 
 def calibrate(

@@ -38,6 +38,7 @@ class Evaluation:
     quality: dict[str, Any]
     budget: dict[str, Any]
     cost: dict[str, Any]
+    exits: dict[str, Any] | None = None  # of a model with exits: its stages, who left where and how well
     hardest: list[dict[str, Any]] = field(default_factory=list)
 
     @property
@@ -83,6 +84,7 @@ def summarize(scores: Scores, config: BudgetFormerConfig, *, split: str, dial: s
         quality=quality,
         budget=_budget(scores, names),
         cost=cost_of(scores, config),
+        exits=_exits(scores, config),
         hardest=_hardest(scores, losses, names, hardest),
     )
 
@@ -223,6 +225,21 @@ def _budget(scores: Scores, names: list[str]) -> dict[str, Any]:
     return result
 
 
+def _exits(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any] | None:
+    """How many rows left at each stage, how many of them were answered right, and the layers that ran on average."""
+    if scores.exits is None:
+        return None
+    stages, correct = config.stages, is_correct(scores)
+    at = scores.exits[:, None] == np.arange(len(stages.depths))
+    return {
+        "stages": stages.names,
+        "depths": stages.depths,
+        "share": _means(at),
+        "right": None if correct is None else [float(correct[here].mean()) if here.any() else None for here in at.T],
+        "layers": float(np.array(stages.depths)[scores.exits].mean()) if len(scores.exits) else 0.0,
+    }
+
+
 def model_shape(config: BudgetFormerConfig) -> Shape:
     """The sizes of a config that FLOPs depend on."""
     return Shape(
@@ -233,22 +250,27 @@ def model_shape(config: BudgetFormerConfig) -> Shape:
         labels=config.labels,
         budget_net=config.gate.has_budget_net,
         scorer=config.gate.has_scorer,
+        words=bool(config.exits and config.stages.words),
     )
 
 
 def cost_of(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
     """Mean FLOPs per text: whole model, executed heads, real lengths; and the paper's own count at the same lengths."""
-    shape, lengths = model_shape(config), scores.table.lengths
+    shape, lengths, stages = model_shape(config), scores.table.lengths, config.stages
     plain = not config.gate.selects
     totals = {"selective": 0.0, "paper_style": 0.0, "dense": 0.0, "attention": 0.0, "attention_dense": 0.0}
-    for n, rows, k in _by_length(lengths, scores.heads):
-        ours = count(shape, n, k, "dense" if plain else "selective")
-        dense = count(shape, n, k, "dense")
-        totals["selective"] += rows * ours.total
-        totals["paper_style"] += rows * count(shape, n, k, "dense" if plain else "paper").total
-        totals["dense"] += rows * dense.total
-        totals["attention"] += rows * (ours.attention + ours.gates)
-        totals["attention_dense"] += rows * dense.attention
+    exits = np.full(len(lengths), len(stages.depths) - 1) if scores.exits is None else scores.exits
+    for stage in np.unique(exits):
+        at = exits == stage
+        path = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
+        for n, rows, k in _by_length(lengths[at], scores.heads[at]):
+            ours = count(shape, n, k, "dense" if plain else "selective", **path)
+            dense = count(replace(shape, words=False), n, k, "dense")
+            totals["selective"] += rows * ours.total
+            totals["paper_style"] += rows * count(shape, n, k, "dense" if plain else "paper", **path).total
+            totals["dense"] += rows * dense.total
+            totals["attention"] += rows * (ours.attention + ours.gates)
+            totals["attention_dense"] += rows * dense.attention
     rows = max(1, len(lengths))
     result = {
         "flops_per_text": totals["selective"] / rows,

@@ -25,6 +25,7 @@ class Shape:
     vocab: int = 30522
     budget_net: bool = True  # f, which predicts s
     scorer: bool = True  # g, which ranks the heads
+    words: bool = False  # a linear model over n-grams answers first
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class Flops:
     scores: float
     feedforward: float
     classifier: float
+    exits: float = 0.0  # words, and the heads of exits
 
     @property
     def attention(self) -> float:
@@ -47,23 +49,35 @@ class Flops:
         return float(sum(asdict(self).values()))
 
 
-def count(shape: Shape, tokens: float, heads: Sequence[float], execution: Execution = "selective") -> Flops:
+def count(
+    shape: Shape,
+    tokens: float,
+    heads: Sequence[float],
+    execution: Execution = "selective",
+    *,
+    layers: int | None = None,
+    exits: int = 0,
+) -> Flops:
     """FLOPs of one text of `tokens` real tokens that executes `heads[l]` heads in layer l.
 
-    All parts are linear in the number of heads, so a mean number is as good as a whole one at a given length.
+    Of `layers` only so many run (None: all), and `exits` heads of exits are evaluated on the way. All parts are linear
+    in the number of heads, so a mean number is as good as a whole one at a given length.
     """
     N, D = tokens, shape.width
-    executed = shape.layers * shape.heads if execution == "dense" else sum(heads)
+    depth = shape.layers if layers is None else layers
+    executed = depth * shape.heads if execution == "dense" else sum(heads)
     share = executed / shape.heads
     gates = 0.0
     if execution != "dense":
         gates += 2 * N * D if shape.budget_net or shape.scorer else 0  # pooling
         gates += 2 * D * D + 2 * D if shape.budget_net else 0
         gates += 2 * D * shape.heads if shape.scorer else 0
+    words = 4 * N * shape.labels if shape.words else 0  # a uni- and a bigram per token
     return Flops(
-        gates=shape.layers * gates,
-        projections=8 * N * D * D * (share if execution == "selective" else shape.layers),
+        gates=depth * gates,
+        projections=8 * N * D * D * (share if execution == "selective" else depth),
         scores=4 * N * N * D * share,
-        feedforward=shape.layers * 4 * N * D * shape.inner,
-        classifier=2 * N * D + 2 * D * shape.labels,
+        feedforward=depth * 4 * N * D * shape.inner,
+        classifier=2 * N * D + 2 * D * shape.labels if depth == shape.layers else 0.0,
+        exits=words + exits * (2 * N * D + 4 * D * D + 2 * D * shape.labels),
     )

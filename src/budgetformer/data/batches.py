@@ -25,13 +25,15 @@ _ALONE = 2048  # tokens of one length that are a batch of their own
 @dataclass(frozen=True, eq=False)
 class Batch:
     """Padded token ids (B, N), mask (True on tokens), segment numbers if the data has pairs, and labels if known:
-    int64 (B,) classes, float32 (B,) numbers or float32 (B, C) of 0 and 1. `rows` are the table's pieces."""
+    int64 (B,) classes, float32 (B,) numbers or float32 (B, C) of 0 and 1; the words' logits if known. `rows` are the
+    table's pieces."""
 
     input_ids: NDArray[np.int64]
     attention_mask: NDArray[np.bool_]
     token_type_ids: NDArray[np.int64] | None
     labels: NDArray[Any] | None
     rows: Rows
+    words_logits: NDArray[np.float32] | None = None
 
     def tensors(self, device: torch.device | str = "cpu") -> dict[str, torch.Tensor]:
         """What a model takes, by name: all but `rows`, and only what is there."""
@@ -105,7 +107,7 @@ def collate(table: TokenTable, rows: Rows, pad_id: int) -> Batch:
     labels = None
     if table.labels is not None and table.pieces is None:
         labels = table.labels[rows].astype(np.int64 if table.labels.dtype == np.int32 else np.float32)
-    return Batch(ids, mask, types, labels, rows)
+    return Batch(ids, mask, types, labels, rows, None if table.words_logits is None else table.words_logits[rows])
 
 
 def _check(lengths: NDArray[Any], batch_size: int | None, token_budget: int | None) -> None:

@@ -52,6 +52,7 @@ class TokenTable:
     truncated: NDArray[np.bool_]  # (T,) whether some of the text was left out
     labels: NDArray[Any] | None = None  # (T,) or (T, C)
     pieces: NDArray[np.int64] | None = None  # (T,) how many pieces a text has; None: one each
+    words_logits: NDArray[np.float32] | None = None  # (P, C) what a model's stage of words says, where it is known
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -73,9 +74,10 @@ class TokenTable:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         places = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
         labels = None if self.labels is None else self.labels[rows]
+        words = None if self.words_logits is None else self.words_logits[rows]
         return TokenTable(
             self.tokens[places], offsets, self.pair_start[rows], self.has_pairs, self.lines[rows], self.truncated[rows],
-            labels,
+            labels, words_logits=words,
         )  # fmt: skip
 
     def rows(self) -> list[TokenTable]:

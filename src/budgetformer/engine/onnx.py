@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.data.batches import Batch
+from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Outputs
 from budgetformer.errors import MissingExtraError, ModelError, UsageError
 from budgetformer.models.config import BudgetFormerConfig
@@ -153,6 +154,9 @@ class OnnxEngine:
         inputs = batch.input_ids, batch.attention_mask, batch.token_type_ids
         logits, heads = self.graph.run(*inputs, budget_max=limit)
         return Outputs(logits, heads.astype(np.int16))
+
+    def words(self, table: TokenTable) -> None:
+        """Exported graphs have no stage of words."""
 
     @contextmanager
     def session(self, budget: Dial) -> Iterator[None]:

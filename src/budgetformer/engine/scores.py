@@ -6,7 +6,7 @@ Shapes: T texts, P pieces (see data/tokens.py), B pieces of a batch, C outputs, 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from budgetformer.data.batches import Batch, Rows, collate, eval_plan
 from budgetformer.data.tokens import TokenTable
+from budgetformer.exits import Exits
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
 
@@ -28,6 +29,8 @@ class Outputs(NamedTuple):
     heads: NDArray[np.int16]  # (B, L) executed heads
     budget: Floats | None = None  # (B, L) predicted s
     entropy: Floats | None = None  # (B, L) of the relevance p, in nats
+    exits: NDArray[np.int64] | None = None  # (B,) the stage at which each piece left, of a model with exits
+    stage_logits: Floats | None = None  # (B, S, C) the answers of all stages, where nothing could leave early
 
 
 class Engine(Protocol):
@@ -39,6 +42,10 @@ class Engine(Protocol):
 
     def logits(self, batch: Batch, budget: Dial) -> Outputs:
         """The outputs of one batch at a budget."""
+        ...
+
+    def words(self, table: TokenTable) -> Floats | None:
+        """The logits of the stage of words for every piece; None where the model has none."""
         ...
 
     def session(self, budget: Dial) -> AbstractContextManager[None]:
@@ -57,6 +64,8 @@ class Scores:
     heads: NDArray[np.int16]  # (P, L)
     budget: Floats | None  # (P, L)
     entropy: Floats | None  # (P, L)
+    exits: NDArray[np.int64] | None = None  # (P,)
+    stage_logits: Floats | None = None  # (P, S, C)
 
     @cached_property
     def probabilities(self) -> Floats:
@@ -98,6 +107,22 @@ class Scores:
         return result
 
 
+def leave_early(scores: Scores, stages: Exits, limit: float) -> Scores:
+    """What `score` gives at a limit, from the answers of all stages: the definition, without running anything."""
+    assert scores.stage_logits is not None
+    exits = stages.leave(scores.stage_logits, limit)
+    ran = np.arange(scores.heads.shape[1]) < np.array(stages.depths)[exits][:, None]
+    return replace(
+        scores,
+        logits=scores.stage_logits[np.arange(len(exits)), exits],
+        heads=scores.heads * ran,
+        budget=None if scores.budget is None else scores.budget * ran,
+        entropy=None if scores.entropy is None else scores.entropy * ran,
+        exits=exits,
+        stage_logits=None,
+    )
+
+
 def score(
     engine: Engine,
     table: TokenTable,
@@ -112,22 +137,35 @@ def score(
     the i-th on, and the other rows stay zero.
     """
     config, dial, size = engine.config, Dial.parse(budget), len(table)
-    shapes: dict[str, tuple[int, type]] = {"logits": (config.labels, np.float32)}
-    shapes["heads"] = (config.num_hidden_layers, np.int16)
+    limit, stages = config.exit_limit(dial), config.stages
+    layers, outputs = config.num_hidden_layers, config.labels
+    shapes: dict[str, tuple[tuple[int, ...], type]]
+    shapes = {"logits": ((outputs,), np.float32), "heads": ((layers,), np.int16)}
     if engine.details:
-        shapes |= dict.fromkeys(("budget", "entropy"), (config.num_hidden_layers, np.float32))
+        shapes |= dict.fromkeys(("budget", "entropy"), ((layers,), np.float32))
+    if config.exits:
+        shapes["exits"] = ((), np.int64)
+        if not limit and len(stages.depths) > 1:
+            shapes["stage_logits"] = ((len(stages.depths), outputs), np.float32)
     results: dict[str, Any] = dict.fromkeys(Outputs._fields)
-    results |= {name: np.zeros((size, width), kind) for name, (width, kind) in shapes.items()}
+    results |= {name: np.zeros((size, *shape), kind) for name, (shape, kind) in shapes.items()}
+    going_on = np.arange(size)
+    if (words := engine.words(table)) is not None:
+        table = replace(table, words_logits=words)
+        leaves = stages.leaves(0, words, limit) if len(stages.depths) > 1 else np.zeros(size, bool)
+        results["logits"][leaves], going_on = words[leaves], np.flatnonzero(~leaves)
     with engine.session(dial):
-        for rows in _plan(table, config, engine.batch_tokens, batch_size)[share[0] :: share[1]]:
-            outputs = engine.logits(collate(table, rows, config.pad_token_id or 0), dial)
+        for batch in _plan(table.lengths[going_on], config, engine.batch_tokens, batch_size)[share[0] :: share[1]]:
+            rows = going_on[batch]
+            result = engine.logits(collate(table, rows, config.pad_token_id or 0), dial)
             for name in shapes:
-                results[name][rows] = getattr(outputs, name)
+                results[name][rows] = getattr(result, name)
     return Scores(table, config.task, config.num_attention_heads, **results)
 
 
-def _plan(table: TokenTable, config: BudgetFormerConfig, batch_tokens: int, batch_size: int | None) -> list[Rows]:
-    lengths = table.lengths
+def _plan(
+    lengths: NDArray[np.int64], config: BudgetFormerConfig, batch_tokens: int, batch_size: int | None
+) -> list[Rows]:
     tokens = None if batch_size else max(batch_tokens, int(lengths.max(initial=1)))
     plan = eval_plan(lengths, batch_size=batch_size, token_budget=tokens)
     if not config.gates.get("pool_padding"):

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from budgetformer.data.batches import Batch
-from budgetformer.engine.scores import Outputs
+from budgetformer.data.tokens import TokenTable
+from budgetformer.engine.scores import Floats, Outputs
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.objective import relevance_entropy
@@ -37,7 +38,14 @@ class TorchEngine:
                 heads=torch.stack([a.active.sum(-1) for a in layers], 1).cpu().numpy(),
                 budget=torch.stack([a.budget for a in layers], 1).cpu().numpy(),
                 entropy=torch.stack([relevance_entropy(a.relevance) for a in layers], 1).cpu().numpy(),
+                exits=None if out.exits is None else out.exits.cpu().numpy(),
+                stage_logits=None if out.stage_logits is None else out.stage_logits.cpu().numpy(),
             )
+
+    def words(self, table: TokenTable) -> Floats | None:
+        """The logits of the stage of words; None where the model has none."""
+        stage = self.model.stages.words
+        return None if stage is None else stage.model.logits(table)
 
     @contextmanager
     def session(self, budget: Dial) -> Iterator[None]:

@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal, Self, cast
 from transformers import AutoConfig, PreTrainedConfig
 
 from budgetformer.errors import ModelError, UsageError
+from budgetformer.exits import ExitOptions, Exits, complete_exits
 from budgetformer.models.gates import KINDS, Part, complete, part
 from budgetformer.models.sites import check_supported
-from budgetformer.nn.allocation import HeadAllocator
+from budgetformer.nn.allocation import Dial, HeadAllocator
 from budgetformer.nn.objective import Objective, Task
 
 FORMAT_VERSION = 2
@@ -56,7 +57,8 @@ class BudgetFormerConfig(PreTrainedConfig):
     """
 
     model_type: ClassVar[str] = "budgetformer"
-    keys_to_ignore_at_inference: ClassVar[list[str]] = ["loss_parts", "allocations", "attentions"]
+    keys_to_ignore_at_inference: ClassVar[list[str]] = ["loss_parts", "allocations", "attentions", "exits",
+                                                         "stage_logits"]  # fmt: skip
 
     format_version: int = FORMAT_VERSION
     vocab_size: int = 30522
@@ -81,6 +83,7 @@ class BudgetFormerConfig(PreTrainedConfig):
     delta: bool = False
 
     gates: dict[str, Any] = field(default_factory=dict)
+    exits: dict[str, Any] | None = None  # a table of ExitOptions; None: every text goes through all layers
     training_progress: float = 0.0
     label_smoothing: float = 0.0
     class_weights: list[float] | None = None
@@ -101,6 +104,7 @@ class BudgetFormerConfig(PreTrainedConfig):
             self.dropout = 0.1 if self.dropout is None else self.dropout
             self.attention_dropout = 0.1 if self.attention_dropout is None else self.attention_dropout
         self.gates = complete(self.gates, over_base=self.base is not None)
+        self.exits = complete_exits(self.exits, self.num_hidden_layers, self.task)
         self._check()
 
     def _check(self) -> None:
@@ -157,6 +161,22 @@ class BudgetFormerConfig(PreTrainedConfig):
     def part(self, options: type[Part]) -> Part:
         """The gates' options of one part of the method, as that part's own dataclass."""
         return part(self.gates, options)
+
+    @property
+    def stages(self) -> Exits:
+        """The stages of the model; only the last layer where it has no exits."""
+        options = ExitOptions(layers=[], words=False) if self.exits is None else ExitOptions(**self.exits)
+        return Exits(options, self.num_hidden_layers, self.task)
+
+    def exit_limit(self, dial: Dial) -> float:
+        """The limit of the exit rule that a budget means; a share of the cost needs exits."""
+        if self.exits is None and dial.mode in ("share", "exit"):
+            heads = "mean:X" if self.gate.ranks_layers else "max:X" if self.gate.can_dial else "full"
+            raise UsageError(
+                f"budget {dial}: this model has no exits, so it cannot spend a share of its cost; train it with exits, "
+                f"or give {heads}"
+            )
+        return 0.0 if self.exits is None else self.stages.limit(dial)
 
     @property
     def base_config(self) -> PreTrainedConfig:

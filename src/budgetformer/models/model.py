@@ -22,8 +22,10 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.models.bases import align_weights, base_hash, check_weights, load_base
 from budgetformer.models.config import BudgetFormerConfig as BudgetFormerConfig
 from budgetformer.models.gates import first_budget, make_gate
+from budgetformer.models.layers import Layers, PretrainedLayers
 from budgetformer.models.own import OwnBase, init_own
 from budgetformer.models.sites import BiasOnly, Budgets, replace_attention, restore_attention, set_dropout
+from budgetformer.models.stages import Staged, Stages
 from budgetformer.nn.allocation import Allocation, Budget, Dial, GatedHeads, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.encoder import padding_mask
@@ -44,7 +46,8 @@ class BudgetFormerOutput(ModelOutput):
     """Logits and everything that happened on the way.
 
     `loss_parts` holds each part of `loss` by name; `allocations` has one Allocation per layer; `attentions` maps a
-    layer to the attention maps that were asked for.
+    layer to the attention maps that were asked for. Of a model with exits, `exits` is the stage at which each sample
+    left, and `stage_logits` (B, S, C) are the answers of all stages where no sample could leave early.
     """
 
     loss: Tensor | None = None
@@ -52,6 +55,8 @@ class BudgetFormerOutput(ModelOutput):
     loss_parts: dict[str, Tensor] | None = None
     allocations: tuple[Allocation, ...] | None = None
     attentions: dict[int, Tensor] | None = None
+    exits: Tensor | None = None
+    stage_logits: Tensor | None = None
 
 
 class BudgetFormerForSequenceClassification(PreTrainedModel):
@@ -76,6 +81,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             if base is not None or self.device.type != "meta":
                 for module in self.modules():  # every weight has its first value
                     module._is_hf_initialized = True  # type: ignore[assignment]
+        self.stages = Stages(config)
         self.attentions = [m for m in self.modules() if isinstance(m, BudgetedAttention | BiasOnly)]  # by layer
         self.post_init()  # type: ignore[no-untyped-call]
         if config.gate.ranks_layers and not config.part(RankingOptions).learn_order:
@@ -119,6 +125,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         output_attentions: bool | None = None,
         return_dict: bool | None = None,
         token_type_ids: Tensor | None = None,
+        words_logits: Tensor | None = None,
         teacher_logits: Tensor | None = None,
         teacher_states: Sequence[Tensor] = (),
         **kwargs: Any,
@@ -127,8 +134,9 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
 
         `progress` is t/T (default: the progress stored in the config). `budget` is the dial, heeded at evaluation only.
         `attention_heads` names, by layer, the heads whose attention maps are wanted; `output_attentions` asks for all.
-        `token_type_ids` is used where the model has `segment_embeddings` (the paper's has none). The loss learns from
-        what a teacher gave (see `teacher_targets`).
+        `token_type_ids` is used where the model has `segment_embeddings` (the paper's has none). `words_logits` are the
+        answers of the stage of words where they are known already. The loss learns from what a teacher gave (see
+        `teacher_targets`).
         """
         mask_BN = padding_mask(attention_mask)
         self._check_ids(input_ids)
@@ -140,19 +148,25 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             attention_heads = {layer: range(self.config.num_attention_heads) for layer in layers}
         if wrong := [layer for layer in attention_heads or {} if layer not in layers]:
             raise UsageError(f"layer {wrong[0]} does not exist: layers are 0 to {len(layers) - 1}")
-        dials, share_B = self._dials(Dial.parse(budget), len(input_ids), progress)
+        dial = Dial.parse(budget)
+        dials, share_B = self._dials(dial.heads, len(input_ids), progress)
         budgets = Budgets(mask_BN, progress, dials, attention_heads or {})
-        encoded = self._encode(input_ids, budgets, token_type_ids, states=bool(teacher_states))
-        allocations = tuple(budgets.allocations[layer] for layer in layers)
+        staged = self._encode(input_ids, budgets, token_type_ids, states=bool(teacher_states),
+                              words_logits=words_logits, limit=self.config.exit_limit(dial))  # fmt: skip
         loss, parts = None, None
         if labels is not None:
-            parts = self.losses(encoded.logits, labels, allocations, progress)
+            parts = self.losses(staged.logits, labels, staged.allocations, progress)
+            if self.config.exits and staged.stage_logits is not None:
+                parts |= self.stages.losses(staged.stage_logits, labels, progress, **self._task_options(staged.logits))
             if share_B is not None:
                 options, flops_B = self.config.part(RankingOptions), self._attention_flops(input_ids, mask_BN)
-                parts |= ranked_losses(allocations, share_B, flops_B, options)
-            parts |= self._distillation(encoded, teacher_logits, teacher_states, mask_BN)
+                parts |= ranked_losses(staged.allocations, share_B, flops_B, options)
+            parts |= self._distillation(staged, teacher_logits, teacher_states, mask_BN)
             loss = torch.stack(tuple(parts.values())).sum()
-        output = BudgetFormerOutput(loss, encoded.logits, parts, allocations, budgets.maps or None)
+        exits = staged.exits if self.config.exits else None
+        output = BudgetFormerOutput(
+            loss, staged.logits, parts, staged.allocations, budgets.maps or None, exits, staged.stage_logits
+        )
         return output if return_dict is None or return_dict else output.to_tuple()
 
     @torch.no_grad()
@@ -162,51 +176,43 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         """What another model can learn from this one, with all heads: its logits and the states behind each layer."""
         dials, _ = self._dials(Dial("full"), len(input_ids), 1.0)
         budgets = Budgets(padding_mask(attention_mask), 1.0, dials)
-        encoded = self._encode(input_ids, budgets, token_type_ids, states=True)
-        return {"teacher_logits": encoded.logits, "teacher_states": encoded.hidden_states[1:]}
+        staged = self._encode(input_ids, budgets, token_type_ids, states=True)
+        return {"teacher_logits": staged.logits, "teacher_states": staged.states}
 
     def losses(
         self, logits: Tensor, labels: Tensor, allocations: Sequence[Allocation], progress: float
     ) -> dict[str, Tensor]:
         """The task's loss, and the paper's terms where the gates are the paper's, by name."""
         self._check_labels(labels)
-        weights = self.config.class_weights
-        parts = {
-            "task": task_loss(
-                logits,
-                labels,
-                self.config.task,
-                class_weights=None if weights is None else logits.new_tensor(weights, dtype=torch.float32),
-                label_smoothing=self.config.label_smoothing,
-            )
-        }
+        parts = {"task": task_loss(logits, labels, self.config.task, **self._task_options(logits))}
         if issubclass(self.config.gate, GatedHeads):
             beta = self.config.part(Exploration).entropy_weight(progress)
             parts |= allocation_losses(allocations, self.config.part(Objective), beta)
         return parts
 
+    def _task_options(self, logits: Tensor) -> dict[str, Any]:
+        weights = self.config.class_weights
+        return {
+            "class_weights": None if weights is None else logits.new_tensor(weights, dtype=torch.float32),
+            "label_smoothing": self.config.label_smoothing,
+        }
+
     def _distillation(
-        self, encoded: Any, teacher_logits: Tensor | None, teacher_states: Sequence[Tensor], mask_BN: Tensor | None
+        self, staged: Staged, teacher_logits: Tensor | None, teacher_states: Sequence[Tensor], mask_BN: Tensor | None
     ) -> dict[str, Tensor]:
         config, parts = self.config, {}
         if teacher_logits is not None and config.distill_weight:
-            distance = distillation_loss(encoded.logits, teacher_logits, config.task, config.distill_temperature)
+            distance = distillation_loss(staged.logits, teacher_logits, config.task, config.distill_temperature)
             parts["distill"] = config.distill_weight * distance
         if teacher_states:
-            distance = hidden_state_distance(encoded.hidden_states[1:], teacher_states, mask_BN)
+            distance = hidden_state_distance(staged.states, teacher_states, mask_BN)
             parts["layers"] = config.distill_layers * distance
         return parts
 
-    def _encode(self, input_ids: Tensor, budgets: Budgets, segments_BN: Tensor | None, *, states: bool) -> Any:
-        """Call the base. Our attention has the mask already; of the bases only mean pooling asks for it."""
-        inputs: dict[str, Any] = {"output_hidden_states": states}
-        if self.config.segment_embeddings and segments_BN is not None:
-            inputs["token_type_ids"] = segments_BN
-        if getattr(self.base.config, "classifier_pooling", None) == "mean":
-            inputs["attention_mask"] = budgets.mask
-        elif self.base.config.model_type == "modernbert":  # a mapping keeps it from making masks
-            inputs["attention_mask"] = {"full_attention": None, "sliding_attention": None}
-        return self.base(input_ids, budgets=budgets, **inputs)
+    def _encode(self, ids_BN: Tensor, budgets: Budgets, segments_BN: Tensor | None, **options: Any) -> Staged:
+        layers: Layers = self.base if self.config.base is None else PretrainedLayers(self.base)
+        embedded = segments_BN if self.config.segment_embeddings else None
+        return self.stages(layers, ids_BN, embedded, segments_BN, budgets, **options)  # type: ignore[no-any-return]
 
     def _dials(self, dial: Dial, batch: int, progress: float) -> tuple[Sequence[Budget], Tensor | None]:
         """Each layer's dial; where heads are ranked, in training, the shares of heads that were drawn too."""
@@ -286,13 +292,14 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             )
         if not 0 <= budget <= 1:
             raise UsageError(f"budget {budget:g} is outside [0, 1]: it is the share of heads that are kept")
-        if budget == 1:
+        if budget == 1 and not self.config.exits:
             return self.plain()
         threshold = resolve_budget(Dial("mean", budget), self.order, None)[0].threshold
         config = copy.deepcopy(self.config)
         config.gates = {"kind": "frozen", "heads": [row.nonzero().flatten().tolist() for row in self.order > threshold]}
         config.delta = False
         frozen = BudgetFormerForSequenceClassification(config, self.plain())
+        frozen.stages.load_state_dict(self.stages.state_dict())
         frozen.train(self.training)
         return frozen
 
@@ -300,7 +307,8 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         """Write the whole model, or the delta where the base was kept as it is."""
         if self.config.delta and "state_dict" not in kwargs:
             trained = {name for name, p in self.named_parameters() if p.requires_grad}
-            state = {k: v for k, v in self.state_dict().items() if k in trained or ".allocator." in k}
+            ours = (".allocator.", "stages.")
+            state = {k: v for k, v in self.state_dict().items() if k in trained or any(name in k for name in ours)}
             kwargs["state_dict"] = state
         super().save_pretrained(save_directory, **kwargs)
 

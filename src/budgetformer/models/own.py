@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import cast
 
-import torch
 from torch import Tensor, nn
 from transformers import initialization
-from transformers.modeling_outputs import SequenceClassifierOutput
 
+from budgetformer.exits import ExitHead, first_token
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.models.gates import make_gate
 from budgetformer.models.sites import Budgets
@@ -47,24 +46,23 @@ class OwnBase(nn.Module):
     def set_input_embeddings(self, value: nn.Module) -> None:
         self.encoder.embedding.tokens = cast("nn.Embedding", value)
 
-    def forward(
-        self, input_ids: Tensor, *, budgets: Budgets, token_type_ids: Tensor | None = None, **_: Any
-    ) -> SequenceClassifierOutput:
-        mask_BN, dial = budgets.mask, budgets.dials[0]  # no kind of ours ranks layers
-        hidden_BND, allocations, budgets.maps = self.encoder(
-            input_ids, mask_BN, budgets.progress, dial, budgets.map_heads, token_type_ids
+    def embed(self, ids_BN: Tensor, segments_BN: Tensor | None) -> Tensor:
+        embedded: Tensor = self.encoder.embedding(ids_BN, segments_BN)
+        return embedded
+
+    def run_layer(self, layer: int, hidden_BND: Tensor, budgets: Budgets) -> Tensor:
+        mask_BN = budgets.mask
+        if heads := budgets.map_heads.get(layer):
+            budgets.maps[layer] = self.encoder.blocks[layer].attention.maps(hidden_BND, mask_BN, heads)
+        hidden_BND, budgets.allocations[layer] = self.encoder.run_block(
+            layer, hidden_BND, mask_BN, budgets.progress, budgets.dials[layer]
         )
-        budgets.allocations = dict(enumerate(allocations))
+        return hidden_BND
+
+    def classify(self, hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
         pooled_BD = pool(hidden_BND, mask_BN) if self.config.pooling == "mean" else first_token(hidden_BND, mask_BN)
-        logits = self.classifier(self.dropout(pooled_BD).to(self.classifier.weight.dtype))
-        return SequenceClassifierOutput(logits=logits)
-
-
-def first_token(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """The state of each sample's first real token, wherever its padding is. -> (B, D)."""
-    if mask_BN is None:
-        return hidden_BND[:, 0]
-    return hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), mask_BN.int().argmax(dim=1)]
+        logits: Tensor = self.classifier(self.dropout(pooled_BD).to(self.classifier.weight.dtype))
+        return logits
 
 
 def init_own(module: nn.Module, config: BudgetFormerConfig) -> None:
@@ -81,5 +79,7 @@ def init_own(module: nn.Module, config: BudgetFormerConfig) -> None:
     elif isinstance(module, StaticHeads):
         initialization.zeros_(module.budget_logit)
         initialization.zeros_(module.score)
+    elif isinstance(module, ExitHead):  # corrects nothing at first
+        initialization.zeros_(module.outer.weight)
     elif isinstance(module, Embedding):
         initialization.copy_(module.positions, sinusoids(*module.positions.shape))

@@ -6,7 +6,7 @@ Only self-attention and its output projection are replaced; residual sums, norms
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -31,6 +31,10 @@ class Budgets:
     map_heads: Mapping[int, Sequence[int]] = field(default_factory=dict)
     allocations: dict[int, Allocation] = field(default_factory=dict)
     maps: dict[int, Tensor] = field(default_factory=dict)
+
+    def with_mask(self, mask: Tensor | None) -> Budgets:
+        """The same for a part of the batch."""
+        return replace(self, mask=mask, allocations={})
 
 
 class Site(NamedTuple):

@@ -5,7 +5,9 @@ Shapes: B samples, N tokens, D model width, H heads. `mask` is padding: True on 
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -20,9 +22,12 @@ from budgetformer.nn.exploration import Exploration
 _COUNT_SOFTNESS = 0.5
 # A dial of 0.7 over 10 heads means 7 of them, although 0.7 * 10 may round to 6.999...
 ROUNDING_SLACK = 1e-6
-_DIAL_HELP = "learned, full, fixed:X, max:X, mean:X (X in [0, 1]), or the paper's ablations override:X and random"
+_DIAL_HELP = (
+    "a share of the dense model's cost such as 0.3, learned, full, fixed:X, max:X, mean:X (X in [0, 1]), or the "
+    "paper's ablations override:X and random"
+)
 
-_WITH_VALUE = ("fixed", "max", "mean", "override")
+_WITH_VALUE = ("share", "exit", "fixed", "max", "mean", "override")
 
 
 class Allocation(NamedTuple):
@@ -42,24 +47,28 @@ class Allocation(NamedTuple):
 
 @dataclass(frozen=True)
 class Dial:
-    """How many heads run at inference: a choice made after training.
+    """How much of the model runs at inference: a choice made after training.
 
+    `share`, written as a number, is the mean share of the dense model's cost, and `exit` the limit of the rule by which
+    texts leave early: both are for models with exits, whose heads then run as learned. The others are for heads.
     `learned`, `full`, `fixed` and `max` set the number of heads and never the weights; so does `mean`, a mean over
     inputs, where heads are ranked across layers. `override` (s replaced inside w and k) and `random` (scores replaced
     by noise) are the paper's ablations.
     """
 
-    mode: Literal["learned", "full", "fixed", "max", "mean", "override", "random"] = "learned"
+    mode: Literal["learned", "full", "share", "exit", "fixed", "max", "mean", "override", "random"] = "learned"
     value: float | None = None
 
     @classmethod
-    def parse(cls, text: str | Dial | None) -> Dial:
-        """Read `learned`, `full`, `fixed:0.25`, `max:0.5`, `override:0.5` or `random`."""
+    def parse(cls, text: str | float | Dial | None) -> Dial:
+        """Read `0.3`, `learned`, `full`, `fixed:0.25`, `max:0.5`, `override:0.5` or `random`."""
         if text is None:
             return cls()
         if isinstance(text, Dial):
             return text
-        mode, colon, number = text.partition(":")
+        with suppress(ValueError):
+            return cls("share", float(text))
+        mode, colon, number = str(text).partition(":")
         try:
             value = float(number) if colon else None
         except ValueError:
@@ -71,12 +80,21 @@ class Dial:
             raise UsageError(f"budget {self.mode!r} is not known: give {_DIAL_HELP}")
         if (self.mode in _WITH_VALUE) != (self.value is not None):
             raise UsageError(f"budget {str(self)!r} is not known: give {_DIAL_HELP}")
-        if self.value is not None and not 0 <= self.value <= 1:
-            raise UsageError(f"budget {self}: {self.value} is outside [0, 1]; it is the fraction of heads that run")
+        if self.value is not None and not 0 <= self.value <= (math.inf if self.mode == "exit" else 1):
+            what = "cost that is spent" if self.mode == "share" else "heads that run"
+            raise UsageError(f"budget {self}: {self.value} is outside [0, 1]; it is the fraction of {what}")
+
+    @property
+    def heads(self) -> Dial:
+        """What the gates are told: budgets of depth leave the heads as learned."""
+        return Dial() if self.mode in ("share", "exit") else self
 
     def __str__(self) -> str:
         """What `parse` reads back as the same dial."""
-        return self.mode if self.value is None else f"{self.mode}:{float(self.value)!r}".removesuffix(".0")
+        if self.value is None:
+            return self.mode
+        number = repr(float(self.value)).removesuffix(".0")
+        return number if self.mode == "share" else f"{self.mode}:{number}"
 
 
 class LayerThreshold(NamedTuple):

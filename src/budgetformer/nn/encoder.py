@@ -149,12 +149,19 @@ class BudgetedEncoder(nn.Module):
         for layer, block in enumerate(self.blocks):
             if map_heads and map_heads.get(layer):
                 maps[layer] = block.attention.maps(x_BND, mask_BN, map_heads[layer])
-            if self.gradient_checkpointing and self.training:
-                x_BND, allocation = self._gradient_checkpointing_func(block, x_BND, mask_BN, progress, dial)
-            else:
-                x_BND, allocation = block(x_BND, mask_BN, progress, dial)
+            x_BND, allocation = self.run_block(layer, x_BND, mask_BN, progress, dial)
             allocations.append(allocation)
         return EncoderOutput(x_BND, tuple(allocations), maps)
+
+    def run_block(
+        self, layer: int, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None
+    ) -> tuple[Tensor, Allocation]:
+        """One layer, whose activations are computed again for the gradient where that saves memory."""
+        block = self.blocks[layer]
+        if self.gradient_checkpointing and self.training:
+            result: tuple[Tensor, Allocation] = self._gradient_checkpointing_func(block, x_BND, mask_BN, progress, dial)
+            return result
+        return block(x_BND, mask_BN, progress, dial)  # type: ignore[no-any-return]
 
 
 def padding_mask(mask: Tensor | None) -> Tensor | None:

@@ -45,11 +45,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def make_optimizer(model: BudgetFormerForSequenceClassification, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW; the gates may have a learning rate of their own."""
-    gates = [p for name, p in model.named_parameters() if ".allocator." in name]
-    rest = [p for name, p in model.named_parameters() if ".allocator." not in name]
-    groups = [{"params": rest, "scale": 1.0}, *([{"params": gates, "scale": recipe.gate_rate}] if gates else [])]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
+    """AdamW; gates and exits may have learning rates of their own."""
+    groups: dict[float, list[Tensor]] = {1.0: []}
+    for name, parameter in model.named_parameters():
+        rate = recipe.gate_rate if ".allocator." in name else recipe.exit_rate if name.startswith("stages.") else 1.0
+        groups.setdefault(rate, []).append(parameter)
+    scaled = [{"params": parameters, "scale": rate} for rate, parameters in groups.items()]
+    return torch.optim.AdamW(scaled, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
 
 
 def rate_at(step: int, planned: int, recipe: Recipe) -> float:
@@ -323,11 +325,12 @@ class Fit:
         """Rows that other processes evaluated are zero here: the sum over processes is the result."""
         if self.world == 1:
             return scores
-        summed = {}
-        for name in ("logits", "heads", "budget", "entropy"):
-            part = torch.from_numpy(getattr(scores, name).astype(np.float32))
-            summed[name] = self.accelerator.reduce(part.to(self.accelerator.device)).cpu().numpy()
-        return replace(scores, **{**summed, "heads": summed["heads"].astype(np.int16)})
+        summed: dict[str, Any] = {}
+        for name in ("logits", "heads", "budget", "entropy", *([] if scores.exits is None else ["exits"])):
+            values = getattr(scores, name)
+            part = torch.from_numpy(values.astype(np.float32)).to(self.accelerator.device)
+            summed[name] = self.accelerator.reduce(part).cpu().numpy().astype(values.dtype)
+        return replace(scores, **summed)
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.history:

@@ -74,7 +74,7 @@ def build_budgeted(
     if _option(recipe, "distill_layers"):
         teacher = model
         model.train(False)
-    elif _option(recipe, "distill_weight"):
+    elif recipe.selects_heads and _option(recipe, "distill_weight"):  # exits learn from the model's own last stage
         with torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
             teacher = score(TorchEngine(model), prepared.splits["train"]).logits
     known = {k: getattr(model.config, k) for k in ("base_name", "base_sha256", "base_fresh")}

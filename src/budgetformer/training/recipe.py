@@ -45,6 +45,7 @@ class Recipe:
     accumulate: int = _whole(1)  # pieces that a step's batch is computed in, to save memory
     learning_rate: float = _above_zero(1e-3)
     gate_rate: float = _above_zero(1.0)  # the gates' learning rate as a multiple
+    exit_rate: float = _above_zero(1.0)  # the exits' learning rate as a multiple
     schedule: Literal["linear", "constant"] = _choice("linear", "constant")
     warmup: int = _whole(200, least=0)  # steps; at most a tenth of the run
     weight_decay: float = _field(0.01, "a number that is not negative", lambda v: type(v) in (int, float) and v >= 0)
@@ -132,6 +133,10 @@ class Recipe:
                 raise UsageError(f"{where}: model.gates={changes['gates']!r} must be a table of the gates' options")
             preset = PRESETS.get(self.preset, _BASE).model.get("gates", {})
             model["gates"] = merge(self.model.get("gates", {}), changes["gates"], preset)
+        if changes.get("exits"):
+            if not isinstance(changes["exits"], Mapping):
+                raise UsageError(f"{where}: model.exits={changes['exits']!r} must be a table of the exits' options")
+            model["exits"] = {**(self.model.get("exits") or {}), **changes["exits"]}
         return model
 
     @property
@@ -143,8 +148,8 @@ class Recipe:
         return kind is None or kind.gate.selects
 
     def without_gates(self) -> Recipe:
-        """The recipe of the dense model."""
-        return replace(self, model={**self.model, "gates": {"kind": "all"}})
+        """The recipe of the dense model: all heads, all layers, no words."""
+        return replace(self, model={**self.model, "gates": {"kind": "all"}, "exits": None})
 
     def to_json(self) -> dict[str, Any]:
         """The recipe as plain data."""
@@ -162,12 +167,13 @@ _OURS = {
         "beta_max": 0.01,
         "target_budget": 0.375,
     },
+    "exits": {"start": 0.25},
 }
 
 PRESETS = {
     "tiny": Recipe(
         preset="tiny", epochs=8, batch_size=16, learning_rate=3e-3, gate_rate=0.3, warmup=20, max_length=64,
-        vocab_size=2000, model=_OURS,
+        vocab_size=2000, model={**_OURS, "exits": {"start": 0.25, "word_bits": 14}},
     ),
     "small": Recipe(gate_rate=0.3, model=_OURS),
     # The paper's gates with a price on s: the cheapest variant that was as good as any (docs/reproduction.md).
@@ -180,8 +186,8 @@ PRESETS = {
 
 # For a pretrained encoder; the last model is kept, because earlier ones were asked to save less.
 _BASE = Recipe(
-    preset="base", base="", epochs=2, batch_size=32, learning_rate=5e-5, gate_rate=20.0, warmup=100, max_length=128,
-    keep="last",
+    preset="base", base="", epochs=2, batch_size=32, learning_rate=5e-5, gate_rate=20.0, exit_rate=20.0, warmup=100,
+    max_length=128, keep="last", model={"gates": {"kind": "all"}, "exits": {"start": 0.0}},
 )  # fmt: skip
 
 

@@ -25,6 +25,7 @@ from budgetformer.models import calibrate_thresholds, read_base
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_files, write_json
 from budgetformer.training.accelerator import make_accelerator
+from budgetformer.training.depth import fit_exit_rule, fit_words_stage
 from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe, sample_batches
@@ -144,8 +145,12 @@ class _Session:
             folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(self.seed)
         model, teacher = build() if build else (_new_model(prepared, recipe), None)
+        with self.accelerator.main_process_first():  # it fits, the others read
+            rows = fit_words_stage(
+                model, prepared.splits["train"], folder / "checkpoints" / "words.safetensors", self.seed
+            )
         fit = Fit(
-            model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity, seed=self.seed,
+            model, rows, prepared.splits["validation"], recipe, folder, identity, seed=self.seed,
             accelerator=self.accelerator, tensorboard=self.tensorboard, quiet=self.quiet, teacher=teacher,
         )  # fmt: skip
         record = {**record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
@@ -185,6 +190,7 @@ def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
         fit.model.config.training_progress = type(fit.model.config).from_pretrained(best).training_progress
     if fit.model.config.gate.ranks_layers:
         calibrate_thresholds(fit.model, sample_batches(prepared.splits["train"], fit.model, rows=256))
+    fit_exit_rule(fit.model, prepared.splits["validation"])
     write_files(folder, fit.model.save_pretrained, last="config.json")  # which makes the directory a model
     if not (folder / "tokenizer.json").exists():  # the dense twin's directory
         save_tokenizer(prepared.tokenizer, folder)

@@ -1,0 +1,203 @@
+"""How far a text goes: exits between layers that each correct the answer so far, and the rule for who leaves.
+
+A model with exits has stages: `words` (a linear model over n-grams, stage 0 where it is there), one behind each chosen
+layer, and the last layer. A text leaves at the first stage whose answer is trusted: where P(this answer differs from
+the last stage's) is below the limit times the share of layers still to come. One limit serves all stages: 0 sends every
+text to the end, infinity lets all leave at once. The definition is `leave`, on the logits of all stages.
+
+Shapes: R rows, S stages, C outputs; B samples, N tokens, D model width.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from budgetformer.errors import UsageError
+from budgetformer.nn.allocation import Dial, pool
+
+Floats = NDArray[np.float32]
+MULTI, REGRESSION = "multi_label_classification", "regression"
+DISAGREEMENT = 0.005  # with the last stage, that the budget `learned` aims at on held-out rows
+LIMITS = np.geomspace(1e-6, 1e2, 161)  # that a curve is made of, from safe to fast
+
+
+@dataclass(frozen=True)
+class ExitOptions:
+    """Where a model has exits, how they are trained, and the rule that was fitted to held-out rows."""
+
+    layers: Sequence[int] | None = None  # behind how many layers an exit stands; None: one or two, by depth
+    words: bool = True  # whether there is a stage of words
+    word_bits: int = 18  # n-grams are hashed into 2^bits buckets
+    weight: float = 1.0  # of the exits' losses
+    start: float = 0.0  # the progress before which they count nothing: the model is trained dense first
+    rule: Sequence[Sequence[float]] = ()  # per stage but the last: intercept and slope of the margin
+    curve: Sequence[Sequence[float]] = ()  # (mean share of the dense cost, limit), ascending by cost
+    limit: float = 0.0  # of the budget `learned`
+
+    def __post_init__(self) -> None:
+        if not 8 <= self.word_bits <= 24:
+            raise UsageError(f"exits.word_bits={self.word_bits}: give a whole number from 8 to 24")
+        if not 0 <= self.start < 1 or self.weight < 0:
+            raise UsageError(
+                f"exits.start={self.start}, exits.weight={self.weight}: give a progress in [0, 1) and a weight that is "
+                "not negative"
+            )
+
+
+def default_layers(layers: int) -> list[int]:
+    """Exits for a model of this depth: none in one layer, one in two or three, else two, at thirds."""
+    if layers < 4:
+        return [1] if layers > 1 else []
+    return [round(layers / 3), round(2 * layers / 3)]
+
+
+def complete_exits(table: Mapping[str, Any] | None, layers: int, task: str) -> dict[str, Any] | None:
+    """The config's table of exits with every option; None where the model has neither exits nor words.
+
+    A regression has no exits, only words: a number has no margin that says how sure it is.
+    """
+    if table is None:
+        return None
+    known = {f.name for f in fields(ExitOptions)}
+    if unknown := sorted(table.keys() - known):
+        raise UsageError(f"exits.{unknown[0]} is not known: give one of {', '.join(sorted(known))}")
+    options = ExitOptions(**table)
+    places = default_layers(layers) if options.layers is None else list(options.layers)
+    if wrong := [place for place in places if type(place) is not int or not 1 <= place < layers]:
+        raise UsageError(
+            f"exits.layers={places}: no text can leave after layer {wrong[0]}; the model has {layers} layers, so give "
+            f"numbers from 1 to {layers - 1}"
+        )
+    if places != sorted(set(places)):
+        raise UsageError(f"exits.layers={places}: give each layer once, in ascending order")
+    places = [] if task == REGRESSION else places
+    if not places and not options.words:
+        return None
+    return {**{f.name: getattr(options, f.name) for f in fields(options)}, "layers": places}
+
+
+class Exits:
+    """The stages of a model and the rule between them: `depths` in layers and `heads` of exits, by stage."""
+
+    def __init__(self, options: ExitOptions, layers: int, task: str) -> None:
+        self.options, self.task = options, task
+        self.depths = [*([0] if options.words else []), *(options.layers or ()), layers]
+        self.names = ["words" if depth == 0 else f"layer {depth}" for depth in self.depths]
+        self.heads = [min(stage + (not options.words), len(options.layers or ())) for stage in range(len(self.depths))]
+        self.to_come = 1 - np.array(self.depths) / layers
+
+    @property
+    def words(self) -> bool:
+        """Whether stage 0 is the words."""
+        return self.options.words
+
+    def limit(self, dial: Dial) -> float:
+        """The limit that a budget means; the paper's dials turn heads and leave the depth alone."""
+        options = self.options
+        if dial.mode == "exit":
+            return float(dial.value or 0)
+        if dial.mode == "learned":
+            return options.limit
+        if dial.mode != "share":
+            return 0.0
+        if not options.curve:
+            raise UsageError(f"budget {dial}: no exit rule has been fitted to this model; calibrate it, or give full")
+        costs, limits = np.array(options.curve, float).T
+        assert dial.value is not None
+        if dial.value >= costs[-1]:
+            return 0.0
+        if dial.value < costs[0]:
+            return math.inf
+        return float(np.exp(np.interp(dial.value, costs, np.log(limits))))
+
+    def risk(self, stage: int, logits: NDArray[Any]) -> NDArray[np.float64]:
+        """P(the last stage answers differently) after a stage. (R, C) -> (R,)."""
+        intercept, slope = self.options.rule[stage]
+        return 1 / (1 + np.exp(np.clip(-intercept - slope * margin(logits, self.task), -50, 50)))
+
+    def leaves(self, stage: int, logits: NDArray[Any], limit: float) -> NDArray[np.bool_]:
+        """Which rows leave at a stage; all of them at the last one. (R, C) -> (R,)."""
+        if stage == len(self.depths) - 1:
+            return np.ones(len(logits), bool)
+        if not limit or not self.options.rule:
+            return np.zeros(len(logits), bool)
+        result: NDArray[np.bool_] = self.risk(stage, logits) < limit * self.to_come[stage]
+        return result
+
+    def leave(self, logits: NDArray[Any], limit: float) -> NDArray[np.int64]:
+        """The definition: the stage at which each row leaves, from the logits of all stages. (R, S, C) -> (R,)."""
+        gone = np.stack([self.leaves(stage, logits[:, stage], limit) for stage in range(logits.shape[1])], axis=1)
+        stage: NDArray[np.int64] = gone.argmax(axis=1)
+        return stage
+
+
+def margin(logits: NDArray[Any], task: str) -> NDArray[np.float64]:
+    """How far an answer is from another one: the gap between the first two classes, or the least sure label's."""
+    values = np.asarray(logits, np.float64)
+    if task == MULTI:
+        values = np.stack([-np.abs(values).min(axis=1) / 2, np.abs(values).min(axis=1) / 2], axis=1)
+    top = np.partition(values, -2, axis=1)[:, -2:]
+    gap: NDArray[np.float64] = top[:, 1] - top[:, 0]
+    return gap
+
+
+def same_answer(a: NDArray[Any], b: NDArray[Any], task: str) -> NDArray[np.bool_]:
+    """Whether two sets of logits give the same labels. (R, C), (R, C) -> (R,)."""
+    same = ((a > 0) == (b > 0)).all(axis=1) if task == MULTI else a.argmax(axis=1) == b.argmax(axis=1)
+    return np.asarray(same)
+
+
+def fit_rule(logits: NDArray[Any], task: str) -> list[list[float]]:
+    """P(disagree) by the margin, a logistic regression per stage but the last, on held-out rows. (R, S, C)."""
+    return [_fit_risk(margin(logits[:, s], task), ~same_answer(logits[:, s], logits[:, -1], task))
+            for s in range(logits.shape[1] - 1)]  # fmt: skip
+
+
+def _fit_risk(margins: NDArray[np.float64], differs: NDArray[np.bool_]) -> list[float]:
+    """Intercept and slope, by penalised maximum likelihood; half a case of either kind keeps it finite and honest."""
+    from scipy.optimize import minimize
+
+    scale = max(float(margins.std()), 1e-9)
+    x, y = margins / scale, differs.astype(float)
+
+    def loss(w: NDArray[np.float64]) -> float:
+        z = w[0] + w[1] * x
+        half_cases = 0.5 * (np.logaddexp(0, w[0]) + np.logaddexp(0, -w[0]))
+        return float(np.logaddexp(0, z).sum() - (y * z).sum() + half_cases + 0.01 * w[1] ** 2)
+
+    start = np.array([math.log((y.sum() + 0.5) / (len(y) - y.sum() + 0.5)), 0.0])
+    intercept, slope = minimize(loss, start, method="BFGS").x
+    return [float(intercept), min(float(slope), 0.0) / scale]
+
+
+class ExitHead(nn.Module):
+    """Corrects the answer so far from the first token's state and the mean of all, behind some layer."""
+
+    def __init__(self, width: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(2 * width)
+        self.inner = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.outer = nn.Linear(width, outputs)
+        nn.init.zeros_(self.outer.weight)  # it corrects nothing at first
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+        pooled = torch.cat([first_token(hidden_BND, mask_BN).float(), pool(hidden_BND, mask_BN)], dim=1)
+        out: Tensor = self.outer(self.dropout(torch.nn.functional.gelu(self.inner(self.norm(pooled)))))
+        return out
+
+
+def first_token(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """The state of each sample's first real token, wherever its padding is. -> (B, D)."""
+    if mask_BN is None:
+        return hidden_BND[:, 0]
+    return hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), mask_BN.int().argmax(dim=1)]
