@@ -57,18 +57,12 @@ class Scores:
     heads: NDArray[np.int16]  # (P, L)
     budget: Floats | None  # (P, L)
     entropy: Floats | None  # (P, L)
+    batch_values: Floats | None = None  # (P, C) see `probabilities_of`, by batch: a sigmoid's last bit depends on it
 
     @cached_property
     def probabilities(self) -> Floats:
         """(T, C), for regression the values. Of a text read in windows: the mean weighted by tokens."""
-        import torch
-
-        logits = torch.from_numpy(self.logits)
-        if self.task == "multi_label_classification":
-            logits = logits.sigmoid()
-        elif self.task == "single_label_classification":
-            logits = logits.softmax(-1)
-        values: Floats = logits.numpy()
+        values = probabilities_of(self.logits, self.task) if self.batch_values is None else self.batch_values
         if (pieces := self.table.pieces) is None:
             return values
         tokens, first = self.table.lengths, np.cumsum(pieces) - pieces
@@ -98,6 +92,19 @@ class Scores:
         return result
 
 
+def probabilities_of(logits: Floats, task: str) -> Floats:
+    """Probabilities, for regression the logits as they are. (P, C) -> (P, C)."""
+    import torch
+
+    values = torch.from_numpy(logits)
+    if task == "multi_label_classification":
+        values = values.sigmoid()
+    elif task == "single_label_classification":
+        values = values.softmax(-1)
+    result: Floats = values.numpy()
+    return result
+
+
 def score(
     engine: Engine,
     table: TokenTable,
@@ -118,12 +125,14 @@ def score(
         shapes |= dict.fromkeys(("budget", "entropy"), (config.num_hidden_layers, np.float32))
     results: dict[str, Any] = dict.fromkeys(Outputs._fields)
     results |= {name: np.zeros((size, width), kind) for name, (width, kind) in shapes.items()}
+    values = np.zeros((size, config.labels), np.float32)
     with engine.session(dial):
         for rows in _plan(table, config, engine.batch_tokens, batch_size)[share[0] :: share[1]]:
             outputs = engine.logits(collate(table, rows, config.pad_token_id or 0), dial)
             for name in shapes:
                 results[name][rows] = getattr(outputs, name)
-    return Scores(table, config.task, config.num_attention_heads, **results)
+            values[rows] = probabilities_of(outputs.logits, config.task)
+    return Scores(table, config.task, config.num_attention_heads, **results, batch_values=values)
 
 
 def _plan(table: TokenTable, config: BudgetFormerConfig, batch_tokens: int, batch_size: int | None) -> list[Rows]:

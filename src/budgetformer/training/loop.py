@@ -327,7 +327,7 @@ class Fit:
         for name in ("logits", "heads", "budget", "entropy"):
             part = torch.from_numpy(getattr(scores, name).astype(np.float32))
             summed[name] = self.accelerator.reduce(part.to(self.accelerator.device)).cpu().numpy()
-        return replace(scores, **{**summed, "heads": summed["heads"].astype(np.int16)})
+        return replace(scores, **{**summed, "heads": summed["heads"].astype(np.int16)}, batch_values=None)
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.history:
