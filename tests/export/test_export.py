@@ -262,7 +262,7 @@ def scored(folder: Path, reviews: Path, output: Path, *more: str) -> list[dict[s
 def test_predict_scores_with_the_graph_as_with_the_run(
     budget: list[str], run: Path, exported: Path, reviews: Path, tmp_path: Path
 ) -> None:
-    ours = scored(exported, reviews, tmp_path / "onnx.csv", "--engine", "onnx", *budget)
+    ours = scored(exported, reviews, tmp_path / "onnx.csv", *budget)
     theirs = scored(run, reviews, tmp_path / "torch.csv", *budget)
     assert len(ours) == len(theirs) > 20
     for one, other in zip(ours, theirs, strict=True):
@@ -273,27 +273,23 @@ def test_predict_scores_with_the_graph_as_with_the_run(
 
 def test_predict_with_a_graph_resumes_and_refuses_another_one(exported: Path, reviews: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
-    scored(exported, reviews, output, "--engine", "onnx")
-    assert command("predict", str(exported), str(reviews), "-o", str(output), "--engine", "onnx", "--resume") == 0
-    assert command("predict", str(exported), str(reviews), "-o", str(output), "--engine", "onnx") == 2
+    scored(exported, reviews, output)
+    assert command("predict", str(exported), str(reviews), "-o", str(output), "--resume") == 0
+    assert command("predict", str(exported), str(reviews), "-o", str(output)) == 2
 
 
 def test_predict_says_what_a_graph_cannot_do(
     run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = ("--text", "a superb story", "--engine", "onnx")
+    one = ("--text", "a superb story")
     assert command("predict", str(exported), *one) == 0
     assert capsys.readouterr().out.startswith("label")
     assert command("predict", str(exported), *one, "--budget", "fixed:0.5") == 2
     assert "was exported with the budget learned, not fixed:0.5: leave --budget out, give max:X" in said(capsys)
-    assert command("predict", str(run), *one) == 4
-    assert "give a directory that `budgetformer export` wrote" in said(capsys)
     fixed = tmp_path / "fixed"
     assert command("export", str(run), "-o", str(fixed), "--budget", "fixed:0.5") == 0
     assert command("predict", str(fixed), *one, "--budget", "max:0.5") == 2
     assert "leave --budget out, or export it again" in said(capsys)
-    assert command("predict", str(exported), "--text", "x", "--engine", "tpu") == 2
-    assert "choose local, onnx or ray" in said(capsys)
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:
