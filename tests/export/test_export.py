@@ -237,7 +237,7 @@ def test_wrong_input_is_refused(ids: Any, mask: Any, options: Any, message: str,
 def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:
     ids = np.concatenate([np.random.default_rng(row).integers(0, 30, 6) for row in range(300)])
     rows = CheckRows(make_table(ids, [6] * 300), "300 rows")
-    decided, torn = make_model(), make_model(gates={"kind": "fixed"})
+    decided, torn = make_model(), make_model(kind="fixed")
     for attention in torn.attentions:
         attention.allocator.fixed_budget = 0.5 + 1e-6  # type: ignore[assignment]
     for model, passes in ((decided, False), (torn, True)):
