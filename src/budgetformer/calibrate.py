@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from budgetformer.cost.timing import take_turns
+from budgetformer.cost.measure import take_turns
 from budgetformer.data.batches import collate
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
