@@ -52,10 +52,10 @@ def compare(calls: Mapping[str, Callable[[], object]], seconds: float, most: int
 
 def model_config(shape: Shape, **options: Any) -> BudgetFormerConfig:
     """A model of this shape that reads long texts, with its gates as after training."""
+    options = {"num_labels": shape.labels, "training_progress": 1.0, "max_position_embeddings": _POSITIONS, **options}
     return BudgetFormerConfig(
         hidden_size=shape.width, num_attention_heads=shape.heads, num_hidden_layers=shape.layers,
-        intermediate_size=shape.inner, vocab_size=shape.vocab, num_labels=shape.labels, training_progress=1.0,
-        max_position_embeddings=_POSITIONS, **options,
+        intermediate_size=shape.inner, vocab_size=shape.vocab, **options,
     )  # fmt: skip
 
 
