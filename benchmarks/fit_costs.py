@@ -17,7 +17,7 @@ from functools import partial
 import torch
 
 from budgetformer.bench import random_heads
-from budgetformer.cost.timing import take_turns
+from budgetformer.cost.measure import take_turns
 from budgetformer.nn import selective
 from budgetformer.nn.allocation import AllHeads, Allocation
 from budgetformer.nn.attention import BudgetedAttention

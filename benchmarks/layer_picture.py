@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from budgetformer.bench import random_heads, selective
-from budgetformer.cost.timing import take_turns
+from budgetformer.cost.measure import take_turns
 from budgetformer.nn import AllHeads, Allocation, BudgetedAttention, Exploration, LearnedHeads, Selection
 from budgetformer.nn.encoder import Block
 from budgetformer.runs.provenance import environment

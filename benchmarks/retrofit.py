@@ -34,7 +34,7 @@ import numpy as np
 import torch
 
 from budgetformer.cli.show import quiet_libraries
-from budgetformer.cost.timing import take_turns
+from budgetformer.cost.measure import take_turns
 from budgetformer.data import DataSet, DataSource, collate, encode_split, load_tokenizer, open_data
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from budgetformer.bench import attention_rows, dense_rivals, model_rows, peak_memory, random_heads
+from budgetformer.bench import dense_rivals, peak_memory, random_heads, speed_rows
 from budgetformer.cost.flops import Shape, count
 from tests.cli.test_train import command
 
@@ -22,7 +22,7 @@ def test_every_sample_gets_its_own_k_heads() -> None:
 
 
 def test_rows_say_what_was_compared() -> None:
-    rows = [*attention_rows(TINY, [2], [5], [1, 4]), *model_rows(TINY, [2], [5], [1])]
+    rows = [*speed_rows("attention", TINY, [2], [5], [1, 4]), *speed_rows("model", TINY, [2], [5], [1])]
     assert [tuple(row[key] for key in ("what", "batch", "length", "heads", "k")) for row in rows] == [
         ("attention", 2, 5, 4, 1),
         ("attention", 2, 5, 4, 4),
@@ -40,7 +40,8 @@ def test_rows_say_what_was_compared() -> None:
 
 def test_graphs_are_compared_with_the_dense_graph() -> None:
     pytest.importorskip("onnxruntime")
-    rows = [*attention_rows(TINY, [2], [5], [1], "onnx"), *model_rows(TINY, [2], [5], [4], "onnx")]
+    sizes = {"attention": [1], "model": [4]}
+    rows = [row for what, ks in sizes.items() for row in speed_rows(what, TINY, [2], [5], ks, "onnx")]
     assert [(row["what"], row["k"], row["engine"]) for row in rows] == [("attention", 1, "onnx"), ("model", 4, "onnx")]
     assert rows[0]["ideal"] == 4.0
     assert set(rows[0]["rivals_ms"]) == {"dense"}
@@ -67,7 +68,7 @@ def test_memory_is_measured_in_its_own_process() -> None:
 
 
 def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    shape = ["--width", "32", "--heads", "4", "--layers", "1", "--batch", "1", "--length", "8", "-k", "1"]
+    shape = ["--shape", "32x4x1", "--batch", "1", "--length", "8", "-k", "1"]
     assert command("bench", *shape, "--what", "attention", "--json") == 0
     result = json.loads(capsys.readouterr().out)
     assert [row["what"] for row in result["rows"]] == ["attention"]
@@ -79,7 +80,9 @@ def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["--width", "30", "--heads", "4"], 2, "hidden_size=30 is not divisible"),
+        (["--shape", "30x4x1"], 2, "hidden_size=30 is not divisible"),
+        (["--shape", "768x8"], 2, "--shape '768x8': give WIDTHxHEADSxLAYERS"),
+        (["--length", "9000"], 2, "less than or equal to 8192"),
         (["-k", "9"], 2, "-k 9: give numbers from 1 to 8"),
         (["--what", "everything"], 2, "give attention, model, memory, all or onnx"),
         (["nowhere"], 4, "nowhere does not exist"),

@@ -39,9 +39,9 @@ NOT_RUN = {  # by how a command begins
 SMALLER = {  # what a verb gets besides, so that it takes seconds
     "train reviews.csv --base": "--epochs 1 --max-length 16 --limit 60 --set dense_epochs=1",
     "train": "--preset tiny --epochs 1 --max-length 32 --limit 200 --set vocab_size=1000",
-    "bench": "--width 16 --heads 2 --layers 1 --batch 1 --length 8",
+    "bench": "--shape 16x2x1 --batch 1 --length 8",
     "bench runs/reviews": "--texts 12",
-    "bench --what onnx": "--width 16 --heads 8 --layers 1",
+    "bench --what onnx": "--shape 16x8x1",
 }
 RUN_HERE = ("tutorial.md", "retrofit.md", "predict.md", "export.md", "serve.md")
 FIRST = "budgetformer train reviews.csv -o runs/reviews --with-baseline"  # what other pages take for granted

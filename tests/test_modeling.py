@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification, ProgressCallback
-from budgetformer.cost.paper import parameters
+from budgetformer_reproduction.published import parameters
 from tests.gates import sorted_options
 
 KINDS = [{"kind": "learned"}, {"kind": "all"}, {"kind": "fixed", "fixed_budget": 0.5}, {"kind": "random"},

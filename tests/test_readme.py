@@ -44,5 +44,6 @@ def test_the_tests_that_the_equations_name_exist() -> None:
         file = path or file
         assert f"def {test}(" in (ROOT / "tests" / file).read_text(encoding="utf-8"), (file, test)
     for path, function in re.findall(r"`([\w/]+\.py): ([\w.]+)`", text):
-        source = (ROOT / "src" / "budgetformer" / path).read_text(encoding="utf-8")
+        home = ROOT if path.startswith("reproduction/") else ROOT / "src" / "budgetformer"
+        source = (home / path).read_text(encoding="utf-8")
         assert re.search(rf"(def|class) {function.split('.')[-1]}\b", source), (path, function)

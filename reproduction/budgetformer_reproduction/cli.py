@@ -65,7 +65,7 @@ def _print_cost(as_json: bool) -> None:
     from rich.table import Table
 
     from budgetformer.cli.show import print_json
-    from budgetformer.cost.paper import PUBLISHED_MIB, summary
+    from budgetformer_reproduction.published import PUBLISHED_MIB, summary
 
     result = summary()
     if as_json:

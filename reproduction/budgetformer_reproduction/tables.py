@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from budgetformer.cost.flops import Shape
-from budgetformer.cost.paper import MAIN_TABLE, PUBLISHED_MIB, attention_flops, carbon_grams, parameters
+from budgetformer.cost.flops import Shape, papers_count
 from budgetformer_reproduction.cells import Cell, Plan
+from budgetformer_reproduction.published import MAIN_TABLE, PUBLISHED_MIB, carbon_grams, parameters
 from budgetformer_reproduction.results import (
     NAMES,
     Findings,
@@ -92,12 +92,12 @@ def _papers_count(plan: Plan, name: str, ours: Sequence[Done]) -> dict[Any, Any]
     shape = Shape(*(model.get(key, usual) for key, usual in zip(keys, (4, 8, 768, 3072), strict=True)))
 
     def here(s: float, *, gated: bool) -> float:
-        return len(ours[0].correct) * attention_flops(training.max_length, s, gated=gated, shape=shape)
+        return len(ours[0].correct) * papers_count(training.max_length, s, gated=gated, shape=shape)
 
     def there(done: Done) -> float:
-        return printed.test_rows * attention_flops(printed.tokens, done.s_mean, gated=True)
+        return printed.test_rows * papers_count(printed.tokens, done.s_mean, gated=True)
 
-    dense, dense_there = here(1.0, gated=False), printed.test_rows * attention_flops(printed.tokens)
+    dense, dense_there = here(1.0, gated=False), printed.test_rows * papers_count(printed.tokens)
     return {
         ("dataset", "Data set"): NAMES[name],
         ("dense", "Transformer, our shape and rows"): dense,

@@ -15,31 +15,33 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from budgetformer.cost.energy import measure
 from budgetformer.cost.flops import Shape, count
-from budgetformer.cost.memory import in_fresh_process, peak, reset_peak
-from budgetformer.cost.timing import take_turns
+from budgetformer.cost.measure import in_fresh_process, measure_energy, peak, reset_peak, take_turns
 from budgetformer.engine.answers import predicted
+from budgetformer.engine.onnx import session
 from budgetformer.engine.scores import score
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import cost_of
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import AllHeads, Allocation, Dial
+from budgetformer.nn.allocation import AllHeads, Allocation, Dial, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.selective import evaluate_active
 from budgetformer.runs.provenance import environment
 from budgetformer.runs.run import Run
 
-Call = Callable[[], object]
+Calls = dict[str, Callable[[], object]]  # the rivals, one of them "selective"
+Prepare = Callable[[int, int, int], Calls]  # for a batch size, a length and a number of heads
 Row = dict[str, Any]  # of a table: what was compared, times and ratios
+_POSITIONS = 8192
 _RUN_BATCHES = (1, 8, 32)
 _READ_AHEAD = 64  # batches whose texts are tokenised and sorted together
 
 
-def compare(calls: Mapping[str, Call], seconds: float, most: int, least: int = 5) -> Row:
+def compare(calls: Mapping[str, Callable[[], object]], seconds: float, most: int, least: int = 5) -> Row:
     """A row: the call "selective" against the fastest of its dense rivals, which take turns."""
     with torch.inference_mode():
         ms = take_turns(calls, seconds=seconds, least=least, most=most)
@@ -50,7 +52,7 @@ def compare(calls: Mapping[str, Call], seconds: float, most: int, least: int = 5
 
 def model_config(shape: Shape, **options: Any) -> BudgetFormerConfig:
     """A model of this shape that reads long texts, with its gates as after training."""
-    options = {"num_labels": shape.labels, "training_progress": 1.0, "max_position_embeddings": 8192, **options}
+    options = {"num_labels": shape.labels, "training_progress": 1.0, "max_position_embeddings": _POSITIONS, **options}
     return BudgetFormerConfig(
         hidden_size=shape.width, num_attention_heads=shape.heads, num_hidden_layers=shape.layers,
         intermediate_size=shape.inner, vocab_size=shape.vocab, **options,
@@ -63,54 +65,35 @@ def random_heads(batch: int, heads: int, k: int) -> Tensor:
     return order < k
 
 
-def attention_rows(
-    shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int], engine: str = "torch"
+def speed_rows(
+    what: str, shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int], engine: str = "torch"
 ) -> Iterator[Row]:
-    """The attention block, projections included and gates excluded, against the dense block."""
-    torch.manual_seed(0)
-    layer = BudgetedAttention(shape.width, AllHeads(shape.heads)).eval()
-    prepare = _block_calls(layer) if engine == "torch" else _onnx().block_calls(layer)
-    for batch, length in itertools.product(batches, lengths):
-        x_BND = torch.randn(batch, length, shape.width)
-        for k in ks:
-            row = compare(prepare(x_BND, random_heads(batch, shape.heads, k)), 1.5, 100)
-            yield _row(row, "attention", engine, batch, length, shape.heads, k, shape.heads / k)
+    """Heads that are chosen at random for each sample against all heads, by batch size, length and number of heads.
 
-
-def model_rows(
-    shape: Shape, batches: Iterable[int], lengths: Iterable[int], ks: Iterable[int], engine: str = "torch"
-) -> Iterator[Row]:
-    """The whole model, gates included, with k random heads for each sample and layer, against all rivals."""
+    `what` is the "attention" block, projections included and gates excluded, or the whole "model" with its gates.
+    `ideal` is the ratio of counted FLOPs.
+    """
     torch.manual_seed(0)
-    prepare = _model_calls(shape) if engine == "torch" else _onnx().model_calls(partial(model_config, shape))
+    prepare = _CALLS[what, engine](shape)
+    seconds, most = (1.5, 100) if what == "attention" else (4.0, 40)
     counted = replace(shape, scorer=engine != "torch")  # heads drawn at random need no scorer
-    for batch, length in itertools.product(batches, lengths):
-        ids_BN = torch.randint(1, shape.vocab, (batch, length))
-        for k in ks:
-            row = compare(prepare(ids_BN, k / shape.heads), 4.0, 40)
+    for batch, length, k in itertools.product(batches, lengths, ks):
+        ideal = shape.heads / k
+        if what == "model":
             ideal = count(counted, length, [], "dense").total / count(counted, length, [k] * shape.layers).total
-            yield _row(row, "model", engine, batch, length, shape.heads, k, ideal)
+        sizes = {"what": what, "engine": engine, "batch": batch, "length": length, "heads": shape.heads, "k": k}
+        yield {**sizes, **compare(prepare(batch, length, k), seconds, most), "ideal": ideal}
 
 
-def _row(row: Row, what: str, engine: str, batch: int, length: int, heads: int, k: int, ideal: float) -> Row:
-    """`ideal` is the ratio of counted FLOPs."""
-    sizes = {"what": what, "engine": engine, "batch": batch, "length": length, "heads": heads, "k": k}
-    return {**sizes, **row, "ideal": ideal}
+def _attention_in_torch(shape: Shape) -> Prepare:
+    layer = BudgetedAttention(shape.width, AllHeads(shape.heads)).eval()
 
-
-def _onnx() -> Any:
-    from budgetformer.export import bench
-
-    return bench
-
-
-def _block_calls(layer: BudgetedAttention) -> Callable[[Tensor, Tensor], dict[str, Call]]:
-    def prepare(x_BND: Tensor, active_BH: Tensor) -> dict[str, Call]:
-        everything = layer.allocator(x_BND, None, 1.0)
-        weights = active_BH.float()
-        allocation = Allocation(everything.budget, everything.relevance, active_BH.sum(1), active_BH, weights)
-        dense = partial(layer.evaluate, x_BND, None, everything)
-        return {"dense": dense, "selective": partial(selective, layer, x_BND, allocation)}
+    def prepare(batch: int, length: int, k: int) -> Calls:
+        x_BND, active_BH = torch.randn(batch, length, shape.width), random_heads(batch, shape.heads, k)
+        every_head = layer.allocator(x_BND, None, 1.0)
+        chosen = Allocation(every_head.budget, every_head.relevance, active_BH.sum(1), active_BH, active_BH.float())
+        dense = partial(layer.evaluate, x_BND, None, every_head)
+        return {"dense": dense, "selective": partial(selective, layer, x_BND, chosen)}
 
     return prepare
 
@@ -121,15 +104,71 @@ def selective(layer: BudgetedAttention, x_BND: Tensor, allocation: Allocation) -
     return layer.evaluate(x_BND, None, allocation) if y_BND is None else y_BND
 
 
-def _model_calls(shape: Shape) -> Callable[[Tensor, float], dict[str, Call]]:
+def _attention_in_onnx(shape: Shape) -> Prepare:
+    from budgetformer.export.builder import BOOL, FLOAT, INT64, Graph
+    from budgetformer.export.network import Gates, Padding, attention
+
+    layer, H, D = BudgetedAttention(shape.width, AllHeads(shape.heads)), shape.heads, shape.width
+
+    def graph(gated: bool) -> Any:
+        g = Graph()
+        x = g.input("x", FLOAT, ["batch", "length", D])
+        padding = Padding.of(g, g.input("attention_mask", INT64, ["batch", "length"]))
+        gates = Gates(g.input("active", BOOL, ["batch", H]), g.input("weights", FLOAT, ["batch", H])) if gated else None
+        g.output("y", attention(g, x, padding, gates, layer), FLOAT, ["batch", "length", D])
+        return session(g.finish().SerializeToString(), torch.get_num_threads())
+
+    dense, gated = graph(False), graph(True)
+
+    def prepare(batch: int, length: int, k: int) -> Calls:
+        active = random_heads(batch, H, k).numpy()
+        feed = {"x": torch.randn(batch, length, D).numpy(), "attention_mask": np.ones((batch, length), np.int64)}
+        gates = {"active": active, "weights": active.astype(np.float32)}
+        return {"dense": partial(dense.run, None, feed), "selective": partial(gated.run, None, {**feed, **gates})}
+
+    return prepare
+
+
+def _model_in_torch(shape: Shape) -> Prepare:
     budgeted = BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": "random"})).train(False)
     rivals = dense_rivals(shape)
 
-    def prepare(ids_BN: Tensor, share: float) -> dict[str, Call]:
-        dense: dict[str, Call] = {name: partial(model, ids_BN) for name, model in rivals.items()}
-        return {**dense, "selective": partial(budgeted, ids_BN, budget=Dial("fixed", share))}
+    def prepare(batch: int, length: int, k: int) -> Calls:
+        ids_BN = torch.randint(1, shape.vocab, (batch, length))
+        dense = {name: partial(model, ids_BN) for name, model in rivals.items()}
+        return {**dense, "selective": partial(budgeted, ids_BN, budget=Dial("fixed", k / shape.heads))}
 
     return prepare
+
+
+def _model_in_onnx(shape: Shape) -> Prepare:
+    """Random scorers choose the heads; the budget is an input of the graph."""
+    from budgetformer.export.network import build
+
+    def graph(kind: str) -> Any:
+        model = BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": kind}))
+        for module in model.modules():
+            if isinstance(module, LearnedHeads):  # far apart, so that texts differ in the heads that they get
+                nn.init.normal_(module.scorer.weight)
+        return session(build(model, Dial("full")).SerializeToString(), torch.get_num_threads())
+
+    dense, gated = graph("all"), graph("learned")
+
+    def prepare(batch: int, length: int, k: int) -> Calls:
+        ids = torch.randint(1, shape.vocab, (batch, length)).numpy()
+        feed = {"input_ids": ids, "attention_mask": np.ones_like(ids)}
+        limited = {**feed, "budget_max": np.array(k / shape.heads)}
+        return {"dense": partial(dense.run, None, feed), "selective": partial(gated.run, None, limited)}
+
+    return prepare
+
+
+_CALLS = {
+    ("attention", "torch"): _attention_in_torch,
+    ("attention", "onnx"): _attention_in_onnx,
+    ("model", "torch"): _model_in_torch,
+    ("model", "onnx"): _model_in_onnx,
+}
 
 
 class _TorchEncoder(nn.Module):
@@ -151,14 +190,10 @@ def dense_rivals(shape: Shape) -> dict[str, nn.Module]:
     """Three dense models of one shape: ours, torch's and Hugging Face's."""
     from transformers import BertConfig, BertForSequenceClassification
 
-    options: dict[str, Any] = {
-        "num_labels": shape.labels,
-        "attn_implementation": "sdpa",
-        "max_position_embeddings": 8192,
-    }
+    labels: dict[str, Any] = {"num_labels": shape.labels, "attn_implementation": "sdpa"}
     bert = BertConfig(
-        vocab_size=shape.vocab, hidden_size=shape.width, num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads, intermediate_size=shape.inner, hidden_act="relu", **options,
+        vocab_size=shape.vocab, hidden_size=shape.width, num_hidden_layers=shape.layers, hidden_act="relu",
+        num_attention_heads=shape.heads, intermediate_size=shape.inner, max_position_embeddings=_POSITIONS, **labels,
     )  # fmt: skip
     rivals = {
         "ours": BudgetFormerForSequenceClassification(model_config(shape, gates={"kind": "all"})),
@@ -168,8 +203,8 @@ def dense_rivals(shape: Shape) -> dict[str, nn.Module]:
     return {name: model.train(False) for name, model in rivals.items()}
 
 
-def run_bench(run: Run, *, texts: int, country: str | None, intensity: float | None) -> dict[str, Any]:
-    """A run and its dense twin on texts that the run kept back, from text to label, by the clock."""
+def run_bench(run: Run, *, texts: int, carbon: str | None = None) -> dict[str, Any]:
+    """A run and its dense twin on texts that the run kept back, from text to label, timed. `carbon`: energy too."""
     if run.baseline is None:
         raise ModelError(f"{run.folder} has no dense twin to compare with: train it with --with-baseline")
     held_out = run.held_out().sample(texts)
@@ -191,11 +226,10 @@ def run_bench(run: Run, *, texts: int, country: str | None, intensity: float | N
     scores = score(scorers["selective"].engine, run.encode(held_out))
     cost = cost_of(scores, scorers["selective"].config)
     energy = {}
-    if country is not None or intensity is not None:
-        for name in ("selective", "dense"):
-            used = measure(partial(answer, name, 32), len(examples), country=country, intensity=intensity)
-            energy[name] = {**used.per_thousand, "seconds": used.seconds, "source": used.source,
-                            "intensity": used.intensity_from}  # fmt: skip
+    for name in ("selective", "dense") if carbon else ():
+        used = measure_energy(partial(answer, name, 32), len(examples), carbon or "")
+        energy[name] = {**used.per_thousand, "seconds": used.seconds, "source": used.source,
+                        "intensity": used.intensity}  # fmt: skip
     return {
         "run": str(run.folder), "split": held_out.split, "texts": len(examples), "mean_tokens": cost["mean_tokens"],
         "k_over_h": float((scores.heads / scores.num_heads).mean()),

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from budgetformer.cost.timing import take_turns
+from budgetformer.cost.measure import take_turns
 from budgetformer.data.batches import collate
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable

@@ -142,7 +142,7 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             write_json(place / "run.json", json.loads(json.dumps({**self._record, "estimator": about}, default=_plain)))
 
         with _apart():
-            write_directory(folder, fill)
+            write_directory(folder, fill, "Give another directory")
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:

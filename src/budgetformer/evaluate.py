@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.cost.flops import Shape, count
-from budgetformer.cost.paper import attention_flops
+from budgetformer.cost.flops import Shape, count, papers_count
 from budgetformer.data.dataset import Split
 from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.answers import named, predicted
@@ -283,7 +282,7 @@ def cost_of(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
     }
     if scores.budget is not None:
         counts = (
-            attention_flops(int(n), float(s), gated=not plain, shape=shape)
+            papers_count(int(n), float(s), gated=not plain, shape=shape)
             for n, s in zip(lengths, scores.budget.mean(1), strict=True)
         )
         result["papers_count_per_text"] = sum(counts) / rows

@@ -143,11 +143,11 @@ def test_every_field_of_a_source_is_a_flag() -> None:
 
     from budgetformer.cli.data_flags import HELP
 
-    assert {*HELP, "quarantine"} == {field.name for field in fields(DataSource)}
+    assert {*HELP, "quarantine", "data_dir"} == {field.name for field in fields(DataSource)}
 
 
 def test_a_file_for_bad_rows_is_given_with_the_flag_that_sets_them_aside(tmp_path: Path) -> None:
-    from budgetformer.cli.data_flags import aside
+    from budgetformer.cli.data_flags import quarantine_fields
 
-    values = DataSource("d.csv", **aside(str(tmp_path / "aside.jsonl")))
+    values = DataSource("d.csv", **quarantine_fields(str(tmp_path / "aside.jsonl")))
     assert (values.bad_rows, values.quarantine) == ("skip", str(tmp_path / "aside.jsonl"))

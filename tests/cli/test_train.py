@@ -140,7 +140,7 @@ def test_multi_label_regression_and_pairs_train_too(kind: str, metric: str, requ
         (["eval", "{run}", "{reviews}", "--split", "test"], 2, "has no split 'test'"),
         (["eval", "{run}", "{strange}"], 3, "strange"),
         (["train", "hub:nobody/nothing", "-o", "{new}", "--offline"], 3, "nobody/nothing"),
-        (["train", "ag_news", "-o", "{new}", "--data-dir", "{full}", "--offline"], 3, "ag_news"),
+        (["train", "ag_news", "-o", "{new}", "--offline"], 3, "ag_news"),
     ],
 )
 def test_wrong_commands(

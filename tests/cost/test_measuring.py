@@ -7,9 +7,15 @@ from typing import Any
 
 import pytest
 
-from budgetformer.cost.energy import Energy, measure
-from budgetformer.cost.memory import MemoryUnmeasurableError, in_fresh_process, peak, reset_peak
-from budgetformer.cost.timing import take_turns
+from budgetformer.cost.measure import (
+    Energy,
+    MemoryUnmeasurableError,
+    in_fresh_process,
+    measure_energy,
+    peak,
+    reset_peak,
+    take_turns,
+)
 from budgetformer.errors import MissingExtraError, UsageError
 
 
@@ -46,28 +52,25 @@ def test_a_fresh_process_answers_in_json() -> None:
 def test_energy_is_labelled_and_counted_a_thousand_texts() -> None:
     pytest.importorskip("codecarbon")
     done = []
-    energy = measure(lambda: done.append(sum(range(3_000_000))), 50, intensity=100.0)
+    energy = measure_energy(lambda: done.append(sum(range(3_000_000))), 50, "100")
     assert done
     assert energy.source.startswith(("measured (", "modelled ("))
     assert energy.joules > 0
     assert energy.grams_co2 == pytest.approx(energy.joules / 3.6e6 * 100, rel=1e-3)
-    assert energy.intensity_from == "100 g/kWh, given"
+    assert energy.intensity == "100 g/kWh, given"
     assert energy.per_thousand["joules"] == pytest.approx(20 * energy.joules)
 
 
 def test_a_thousand_texts_by_hand() -> None:
-    energy = Energy(texts=250, joules=2.0, grams_co2=0.5, seconds=1.0, source="modelled (cpu)", intensity_from="")
+    energy = Energy(texts=250, joules=2.0, grams_co2=0.5, seconds=1.0, source="modelled (cpu)", intensity="")
     assert energy.per_thousand == {"joules": 8.0, "grams_co2": 2.0}
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [({}, "give either --country"), ({"country": "FRA", "intensity": 5.0}, "either"), ({"country": "XXX"}, "XXX")],
-)
-def test_bad_places(options: dict[str, Any], message: str) -> None:
+@pytest.mark.parametrize("carbon", ["XXX", "", "FRA,5"])
+def test_what_is_neither_a_country_nor_a_number_is_named(carbon: str) -> None:
     pytest.importorskip("codecarbon")
-    with pytest.raises(UsageError, match=message):
-        measure(lambda: None, 1, **options)
+    with pytest.raises(UsageError, match=f"--carbon {carbon}: .* give a country's three letters, .* or a number"):
+        measure_energy(lambda: None, 1, carbon)
 
 
 def test_a_missing_extra_prints_the_pip_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,4 +83,4 @@ def test_a_missing_extra_prints_the_pip_line(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(MissingExtraError, match=r"pip install 'budgetformer\[carbon\]'"):
-        measure(lambda: None, 1, country="FRA")
+        measure_energy(lambda: None, 1, "FRA")

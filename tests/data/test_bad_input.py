@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetformer.data import DataSource, files, open_data, sources
+from budgetformer.data import DataSource, open_data, sources
 from budgetformer.data.check import check_data
 from budgetformer.errors import BudgetFormerError, DataError, MissingExtraError, UsageError
 
@@ -140,7 +140,7 @@ CASES: dict[str, tuple[Callable[[Path], DataSource], list[str]]] = {
     ),
     "a hub name offline": (
         lambda _: DataSource("hub:some/thing", offline=True),
-        ["some/thing: offline", "--data-dir", "HF_HUB_OFFLINE=1"],
+        ["some/thing: offline", "give a folder with its files", "HF_HUB_OFFLINE=1"],
     ),
     "a directory without splits": (directory(notes_txt="x"), ["needs a file train.csv", "holds notes.txt"]),
     "two training files": (
@@ -254,7 +254,7 @@ def test_bad_options_are_usage_errors(case: str, tmp_path: Path) -> None:
 def test_a_row_beyond_the_limit_is_refused_by_its_line(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MAX_ROW", 1000)
+    monkeypatch.setattr(sources, "MAX_ROW", 1000)
     source = (jsonl_file({"text": "x" * 5000}, {"text": "z", "label": "a"}) if name == "d.jsonl"
               else csv_file(GOOD + "x" * 5000 + ",a\nz,a\n"))(tmp_path)  # fmt: skip
     with pytest.raises(DataError, match=r"line 2[12]: the line is longer than"):

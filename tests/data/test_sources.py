@@ -124,7 +124,7 @@ def test_parquet_rows(tmp_path: Path) -> None:
     pq.write_table(pa.table({"text": [f"t{i}" for i in range(3000)], "label": [[1, 2]] * 3000}), tmp_path / "d.parquet")
     rows = good(tmp_path / "d.parquet")
     assert len(rows) == 3000
-    assert rows[2500] == RawRow(2501, {"text": "t2500", "label": [1, 2]})
+    assert rows[2500] == RawRow(str(tmp_path / "d.parquet"), 2501, {"text": "t2500", "label": [1, 2]})
 
 
 @pytest.mark.parametrize("content", [DATA, gzip.compress(DATA), DATA.replace(b",", b"\t")])

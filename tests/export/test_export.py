@@ -18,7 +18,7 @@ from tests.export.test_network import make_model
 from tests.tables import make_table
 
 from budgetformer.data import load_tokenizer
-from budgetformer.engine.onnx import OnnxModel
+from budgetformer.engine.onnx import OnnxEngine
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
@@ -48,11 +48,13 @@ def inputs(folder: Path, texts: list[str]) -> dict[str, Any]:
 
 
 def test_the_directory_is_all_that_it_takes(run: Path, exported: Path) -> None:
-    graph = OnnxModel.load(exported)
-    assert (graph.labels, graph.task, graph.max_length) == (["neg", "pos"], "single_label_classification", 32)
+    opened = Run.open(exported)
+    graph = opened.engine()
+    assert isinstance(graph, OnnxEngine)
+    assert (opened.labels, opened.task, opened.max_length) == (["neg", "pos"], "single_label_classification", 32)
     model, tokenizer = Run.open(run).model, Run.open(run).tokenizer
     want = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.detach().numpy()
-    logits, heads = graph.run(**inputs(graph.tokenizer_folder, TEXTS))
+    logits, heads = graph.run(**inputs(exported, TEXTS))
     np.testing.assert_allclose(logits, want, atol=1e-5)
     assert heads.shape == (4, model.config.num_hidden_layers)
     _, fewer = graph.run(**inputs(exported, TEXTS), budget_max=0.25)
@@ -98,7 +100,7 @@ def test_int8_reports_what_it_costs(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert "MatMul" in gates
     assert "MatMulInteger" not in gates
     assert sum(node.op_type == "MatMulInteger" for node in made) == 2 * (2 + 2 + 2 * 4) + 1
-    logits, _ = OnnxModel.load(target).run(**inputs(target, TEXTS))
+    logits, _ = OnnxEngine.load(target, Dial()).run(**inputs(target, TEXTS))
     assert np.isfinite(logits).all()
 
 
@@ -203,19 +205,20 @@ def test_a_missing_extra_is_named(
 
 
 def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"export\.json does not exist: .*`budgetformer export` wrote"):
-        OnnxModel.load(tmp_path)
+    with pytest.raises(ModelError, match=r"run\.json does not exist: give the directory of a run or an export"):
+        Run.open(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(exported, copy)
     (copy / "model.onnx").write_bytes((exported / "model.onnx").read_bytes()[:1000])
     with pytest.raises(ModelError, match=r"model\.onnx cannot be loaded by ONNX Runtime"):
-        OnnxModel.load(copy)
-    (copy / "export.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"export\.json has no 'labels'"):
-        OnnxModel.load(copy)
+        Run.open(copy).engine()
+    record = json.loads((copy / "export.json").read_text())
+    (copy / "export.json").write_text(json.dumps({key: value for key, value in record.items() if key != "labels"}))
+    with pytest.raises(ModelError, match=r"export\.json has no key 'labels'"):
+        Run.open(copy)
     (copy / "export.json").write_text("{")
     with pytest.raises(ModelError, match=r"export\.json cannot be read"):
-        OnnxModel.load(copy)
+        Run.open(copy)
 
 
 @pytest.mark.parametrize(
@@ -231,13 +234,13 @@ def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
 )
 def test_wrong_input_is_refused(ids: Any, mask: Any, options: Any, message: str, exported: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        OnnxModel.load(exported).run(np.array(ids), np.array(mask), **options)
+        OnnxEngine.load(exported, Dial()).run(np.array(ids), np.array(mask), **options)
 
 
 def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:
     ids = np.concatenate([np.random.default_rng(row).integers(0, 30, 6) for row in range(300)])
     rows = CheckRows(make_table(ids, [6] * 300), "300 rows")
-    decided, torn = make_model(), make_model(gates={"kind": "fixed"})
+    decided, torn = make_model(), make_model(kind="fixed")
     for attention in torn.attentions:
         attention.allocator.fixed_budget = 0.5 + 1e-6  # type: ignore[assignment]
     for model, passes in ((decided, False), (torn, True)):
@@ -262,7 +265,7 @@ def scored(folder: Path, reviews: Path, output: Path, *more: str) -> list[dict[s
 def test_predict_scores_with_the_graph_as_with_the_run(
     budget: list[str], run: Path, exported: Path, reviews: Path, tmp_path: Path
 ) -> None:
-    ours = scored(exported, reviews, tmp_path / "onnx.csv", "--engine", "onnx", *budget)
+    ours = scored(exported, reviews, tmp_path / "onnx.csv", *budget)
     theirs = scored(run, reviews, tmp_path / "torch.csv", *budget)
     assert len(ours) == len(theirs) > 20
     for one, other in zip(ours, theirs, strict=True):
@@ -273,27 +276,23 @@ def test_predict_scores_with_the_graph_as_with_the_run(
 
 def test_predict_with_a_graph_resumes_and_refuses_another_one(exported: Path, reviews: Path, tmp_path: Path) -> None:
     output = tmp_path / "out.csv"
-    scored(exported, reviews, output, "--engine", "onnx")
-    assert command("predict", str(exported), str(reviews), "-o", str(output), "--engine", "onnx", "--resume") == 0
-    assert command("predict", str(exported), str(reviews), "-o", str(output), "--engine", "onnx") == 2
+    scored(exported, reviews, output)
+    assert command("predict", str(exported), str(reviews), "-o", str(output), "--resume") == 0
+    assert command("predict", str(exported), str(reviews), "-o", str(output)) == 2
 
 
 def test_predict_says_what_a_graph_cannot_do(
     run: Path, exported: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    one = ("--text", "a superb story", "--engine", "onnx")
+    one = ("--text", "a superb story")
     assert command("predict", str(exported), *one) == 0
     assert capsys.readouterr().out.startswith("label")
     assert command("predict", str(exported), *one, "--budget", "fixed:0.5") == 2
     assert "was exported with the budget learned, not fixed:0.5: leave --budget out, give max:X" in said(capsys)
-    assert command("predict", str(run), *one) == 4
-    assert "give a directory that `budgetformer export` wrote" in said(capsys)
     fixed = tmp_path / "fixed"
     assert command("export", str(run), "-o", str(fixed), "--budget", "fixed:0.5") == 0
     assert command("predict", str(fixed), *one, "--budget", "max:0.5") == 2
     assert "leave --budget out, or export it again" in said(capsys)
-    assert command("predict", str(exported), "--text", "x", "--engine", "tpu") == 2
-    assert "choose local, onnx or ray" in said(capsys)
 
 
 def said(capsys: pytest.CaptureFixture[str]) -> str:

@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from budgetformer.cli import app
-from budgetformer.cost.paper import parameters
 from budgetformer.errors import BudgetFormerError, DataError, UsageError
 from budgetformer_reproduction.cell import make_tokenizer
 from budgetformer_reproduction.cells import Cell, Plan
@@ -19,6 +18,7 @@ from budgetformer_reproduction.controls import same_flops, same_heads
 from budgetformer_reproduction.dry_run import config_of, load_of
 from budgetformer_reproduction.figures import annotators_agreement, gradings
 from budgetformer_reproduction.grid import GridError
+from budgetformer_reproduction.published import parameters
 from budgetformer_reproduction.reproduce import EXPERIMENTS, make_plan, run
 from budgetformer_reproduction.schema import IDS
 from budgetformer_reproduction.store import Store

@@ -17,7 +17,7 @@ def test_without_ray_the_extra_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     write(tmp_path / "a.jsonl", ROWS)
-    assert command("predict", "run", str(tmp_path), "-o", str(tmp_path / "out"), "--engine", "ray") == 5
+    assert command("predict", "run", str(tmp_path), "-o", str(tmp_path / "out"), "--workers", "0") == 5
     assert "pip install 'budgetformer[ray]'" in capsys.readouterr().err
 
 
@@ -30,11 +30,11 @@ def test_ray_gives_the_rows_of_the_local_engine(tmp_path: Path, capsys: pytest.C
     write(folder / "b.jsonl", ROWS[30:])
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
-        assert command("predict", str(run), str(folder), "-o", str(out), "--engine", "ray") == 0
+        assert command("predict", str(run), str(folder), "-o", str(out), "--workers", "0") == 0
         assert "50 rows" in capsys.readouterr().err
         assert command("predict", str(run), str(folder), "-o", str(tmp_path / "all.jsonl")) == 0
         assert read(out / "a.parquet") + read(out / "b.jsonl") == read(tmp_path / "all.jsonl")
-        assert command("predict", str(run), str(folder), "-o", str(out), "--engine", "ray") == 2
+        assert command("predict", str(run), str(folder), "-o", str(out), "--workers", "0") == 2
         assert "exists: give another -o" in capsys.readouterr().err
     finally:
         ray.shutdown()

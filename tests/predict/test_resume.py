@@ -84,8 +84,8 @@ MOMENTS = [
     (job._Job, "_save", 1, False), (job._Job, "_save", 1, True), (job._Job, "_save", 4, False),
     (job._Job, "_save", 4, True), (job._Job, "_save", 9, False), (job._Job, "_save", 9, True),
     (job.Scorer, "run", 1, False), (job.Scorer, "run", 6, True), (job.Scorer, "encode", 3, False),
-    (sinks._Text, "_append", 3, True), (sinks._Parquet, "write", 3, True), (sinks._Parquet, "finish", 1, True),
-    (sinks._Text, "finish", 1, True), (Path, "replace", 9, False), (Path, "unlink", 1, True),
+    (sinks.Sink, "write", 3, False), (sinks.Sink, "write", 3, True), (sinks.Sink, "finish", 1, False),
+    (sinks.Sink, "finish", 1, True), (Path, "replace", 9, False), (Path, "unlink", 1, True),
     (shutil, "rmtree", 1, False),
 ]  # fmt: skip
 
@@ -100,10 +100,9 @@ def test_killed_and_resumed_is_as_if_never_killed(
         try:
             predict(predictor, tmp_path, target)
         except Killed:
-            part = tmp_path / f"{target}.part"
-            if part.exists():  # what the system had still written of the next window
-                with part.open("ab") as file:
-                    file.write(b"half a row")
+            parts = tmp_path / f"{target}.parts"
+            if parts.exists():  # what the system had still written of the next window
+                (parts / f"{len(list(parts.iterdir())):08d}").write_bytes(b"half a row")
     predict(predictor, tmp_path, target, resume=True)
     assert (tmp_path / target).read_bytes() == (whole / target).read_bytes()
     aside = f"{target}.bad.jsonl"
@@ -148,7 +147,7 @@ def test_overwrite_begins_again_and_keeps_the_old_output_until_the_end(
         ("option", "cannot resume: options.budget was 'learned' when the run began and is 'full' now"),
         ("input", "cannot resume: input was"),
         ("model", "cannot resume: model was"),
-        ("part", "was cut short since it was written: begin again with --overwrite"),
+        ("part", "o.jsonl.parts was changed since it was written: begin again with --overwrite"),
         ("state", "cannot be read"),
     ],
 )
@@ -164,18 +163,19 @@ def test_what_changed_is_refused(
     elif change == "model":
         run = make_run(tmp_path / "other", initializer_range=0.1)
     elif change == "part":
-        (tmp_path / "o.jsonl.part").write_bytes(b"")
+        (tmp_path / "o.jsonl.parts" / "00000001").write_bytes(b"")
     else:
         (tmp_path / "o.jsonl.progress.json").write_text("{")
     assert command("predict", str(run), *flags, "--resume") == 4
     assert message in capsys.readouterr().err
 
 
-def test_a_lost_part_of_parquet_is_noticed(predictor: Predictor, tmp_path: Path) -> None:
-    stop(predictor, tmp_path, "o.parquet")
-    (tmp_path / "o.parquet.parts" / "00000001.parquet").unlink()
-    with pytest.raises(ModelError, match=r"00000001.parquet is missing: begin again with --overwrite"):
-        predict(predictor, tmp_path, "o.parquet", resume=True)
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_lost_part_is_noticed(target: str, predictor: Predictor, tmp_path: Path) -> None:
+    stop(predictor, tmp_path, target)
+    (tmp_path / f"{target}.parts" / "00000001").unlink()
+    with pytest.raises(ModelError, match=r"00000001 is missing: begin again with --overwrite"):
+        predict(predictor, tmp_path, target, resume=True)
 
 
 class Listed:
@@ -188,10 +188,16 @@ class Listed:
 
     def rows(self) -> Any:
         for line, size in enumerate(self.sizes, 1):
-            yield RawRow(line, {"text": "x" * size}) if size else BadRow("listed", line, "empty", "", "")
+            yield RawRow("listed", line, {"text": "x" * size}) if size else BadRow("empty", "", "", "listed", line)
 
     def label_names(self, column: str) -> tuple[str, ...]:
         return ()
+
+    def count(self) -> int:
+        return len(self.sizes)
+
+    def fingerprint(self) -> tuple[str, int]:
+        return "", len(self.sizes)
 
 
 @given(
@@ -205,9 +211,9 @@ def test_windows_are_the_same_wherever_reading_begins(
 ) -> None:
     parts = [Listed(sizes[a:b]) for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True)]
 
-    def windows(wanted: range, done: int = 0) -> list[Any]:
-        given = rows.Input(parts, ["text"], Columns("text", None, (), False), BadRows("count"), wanted)
-        return [([len(e.text) for e in window.rows], window.end) for window in given.windows(done)]
+    def windows(shard: range, done: int = 0) -> list[Any]:
+        data = rows.Input(parts, ["text"], Columns("text", None, (), False), BadRows("count"), shard)
+        return [([len(e.text) for e in window.rows], window.end) for window in data.windows(done)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "WINDOW_ROWS", 8)

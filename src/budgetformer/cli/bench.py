@@ -9,68 +9,63 @@ from typing import Annotated, Any
 import typer
 
 from budgetformer.cli import app
+from budgetformer.errors import UsageError
 
 
 @app.command()
 def bench(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run with its dense twin.")] = None,
-    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes (default: 1 8 32).")] = None,
-    length: Annotated[list[int] | None, typer.Option(help="Lengths in tokens (default: 64 256 512).")] = None,
-    k: Annotated[list[int] | None, typer.Option("-k", help="Heads that run (default: 1 2 4 8).")] = None,
-    width: Annotated[int, typer.Option(help="The model's width.")] = 768,
-    heads: Annotated[int, typer.Option(help="Heads of a layer.")] = 8,
-    layers: Annotated[int, typer.Option(help="Layers.")] = 4,
+    batch: Annotated[list[int] | None, typer.Option(help="Batch sizes (default: 1 8 32).", min=1)] = None,
+    length: Annotated[
+        list[int] | None, typer.Option(help="Lengths in tokens (default: 64 256 512).", min=1, max=8192)
+    ] = None,
+    k: Annotated[list[int] | None, typer.Option("-k", help="Heads that run (default: 1 2 4 and all).")] = None,
+    shape: Annotated[str, typer.Option(help="The model's width, heads of a layer and layers.")] = "768x8x4",
     what: Annotated[str, typer.Option(help="attention, model, memory, all, or onnx (exported graphs).")] = "all",
     texts: Annotated[int, typer.Option(help="With RUN: how many of its texts.", min=1)] = 2000,
-    country: Annotated[str | None, typer.Option(help="With RUN: energy and carbon, by this country's mix.")] = None,
-    intensity: Annotated[float | None, typer.Option(help="With RUN: the same, by g CO2 a kWh.")] = None,
-    threads: Annotated[int | None, typer.Option(help="Threads (default: torch's own).", min=1)] = None,
+    carbon: Annotated[
+        str | None, typer.Option(help="With RUN: energy and carbon, by a country's mix (FRA) or g CO2 a kWh (56).")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Time selective execution against dense rivals: by itself, or a RUN from text to label."""
-    import torch
-
     from budgetformer.cli.show import print_bench, print_json, print_run_bench, quiet_libraries
 
     quiet_libraries()
-    if threads:
-        torch.set_num_threads(threads)
     from budgetformer import bench as benches
 
     if run is not None:
         from budgetformer.runs.run import Run
 
-        result = benches.run_bench(Run.open(run), texts=texts, country=country, intensity=intensity)
+        result = benches.run_bench(Run.open(run), texts=texts, carbon=carbon)
         print_json(result) if as_json else print_run_bench(result)
         return
-    from budgetformer.cost.flops import Shape
-    from budgetformer.cost.memory import MemoryUnmeasurableError
-    from budgetformer.errors import UsageError
-    from budgetformer.runs.provenance import environment
-
     if what not in ("attention", "model", "memory", "all", "onnx"):
         raise UsageError(f"--what {what!r}: give attention, model, memory, all or onnx")
-    shape = Shape(width=width, heads=heads, layers=layers, inner=4 * width)
-    benches.model_config(shape)  # refuse what cannot be built before anything is timed
+    from budgetformer.cost.flops import Shape
+    from budgetformer.cost.measure import MemoryUnmeasurableError
+    from budgetformer.runs.provenance import environment
+
+    try:
+        width, heads, layers = map(int, shape.split("x"))
+    except ValueError:
+        raise UsageError(f"--shape {shape!r}: give WIDTHxHEADSxLAYERS, such as 768x8x4") from None
+    sizes = Shape(width=width, heads=heads, layers=layers, inner=4 * width)
+    benches.model_config(sizes)  # refuse what cannot be built before anything is timed
     batches, lengths = batch or [1, 8, 32], length or [64, 256, 512]
     ks = k or sorted({n for n in (1, 2, 4, heads) if n <= heads})
-    if wrong := [n for n in lengths if not 1 <= n <= 8192]:
-        raise UsageError(f"--length {wrong[0]}: give lengths from 1 to 8192")
     if wrong := [n for n in ks if not 1 <= n <= heads]:
         raise UsageError(f"-k {wrong[0]}: give numbers from 1 to {heads}, the heads of a layer")
     rows: list[dict[str, Any]] = []
-    measures = {"attention": benches.attention_rows, "model": benches.model_rows}
-    for kind, measure in measures.items():
-        if what not in (kind, "all", "onnx"):
-            continue
-        for row in measure(shape, batches, lengths, ks, "onnx" if what == "onnx" else "torch"):
+    for part in ("attention", "model") if what in ("all", "onnx") else {what} - {"memory"}:
+        for row in benches.speed_rows(part, sizes, batches, lengths, ks, "onnx" if what == "onnx" else "torch"):
             rows.append(row)
             line = "{what} {batch}x{length} k={k}: {speedup:.2f}x of {ideal:.2f}".format_map(row)
             print(line, file=sys.stderr, flush=True)
     memory: list[dict[str, Any]] = []
     if what in ("memory", "all"):
         try:
-            memory = [benches.memory_row(shape, 32, max(lengths), n) for n in (0, *ks)]
+            memory = [benches.memory_row(sizes, 32, max(lengths), n) for n in (0, *ks)]
         except MemoryUnmeasurableError as error:
             print(f"warning: memory is not measured: {error}", file=sys.stderr)
     result = {"rows": rows, "memory": memory, "environment": environment()}

@@ -29,7 +29,6 @@ HELP = {
     "validation_fraction": "The share of the training rows to validate on, where no validation set is given.",
     "test_fraction": "The share of the rows to test on, where neither validation nor test set is given.",
     "seed": "The seed of everything random.",
-    "data_dir": "A directory with the named data sets in folders (or BUDGETFORMER_DATA).",
     "offline": "Never use the network.",
     "limit": "Use at most this many rows: of the training rows, or of the rows to evaluate on.",
 }
@@ -37,7 +36,7 @@ HELP = {
 
 COLUMNS = ("text", "text_pair", "label", "encoding", "bad_rows", "limit")  # for labelled data of a trained model
 TABLES = ("validation", "test", "text", "text_pair", "label", "task", "label_separator", "encoding", "bad_rows",
-          "data_dir", "offline")  # fmt: skip
+          "offline")  # fmt: skip
 
 
 def takes_data(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -63,7 +62,7 @@ def takes_data(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
         def run(**values: Any) -> None:
             source = {name: values.pop(name) for name in ("data", *names)}
-            verb(DataSource(**{**source, **aside(source["bad_rows"])}), **values)
+            verb(DataSource(**{**source, **quarantine_fields(source["bad_rows"])}), **values)
 
         run.__name__, run.__doc__ = verb.__name__, verb.__doc__
         run.__annotations__ = {p.name: p.annotation for p in ordered}
@@ -73,7 +72,7 @@ def takes_data(*names: str) -> Callable[[Callable[..., None]], Callable[..., Non
     return decorate
 
 
-def aside(bad_rows: str) -> dict[str, Any]:
+def quarantine_fields(bad_rows: str) -> dict[str, Any]:
     """What --bad-rows means for a DataSource: error, skip, or skip into a file."""
     return {"bad_rows": "skip", "quarantine": bad_rows} if bad_rows.endswith(".jsonl") else {"bad_rows": bad_rows}
 

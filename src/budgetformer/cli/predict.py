@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from budgetformer.cli import app
-from budgetformer.cli.data_flags import BUDGET, HELP, aside
+from budgetformer.cli.data_flags import BUDGET, HELP, quarantine_fields
 from budgetformer.data.locate import DataSource
-from budgetformer.errors import ModelError, UsageError
+from budgetformer.errors import UsageError
 
 if TYPE_CHECKING:
     from budgetformer.predict.job import Predictor, Summary
@@ -25,7 +25,7 @@ def _data(flag: str) -> Any:
 @app.command()
 def predict(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The directory of a run; with onnx, of an export.", show_default=False)
+        Path, typer.Argument(metavar="RUN", help="The directory of a run, or of an export.", show_default=False)
     ],
     data: Annotated[
         str | None, typer.Argument(metavar="DATA", help="A file, a folder of files, - or a data set, as for train.")
@@ -45,11 +45,11 @@ def predict(
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only the I-th of N equal parts.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
-    engine: Annotated[str, typer.Option(help="local; onnx: an export; ray: a folder's files on a cluster.")] = "local",
-    workers: Annotated[int | None, typer.Option(help="With ray: how many models run (default: one a CPU).")] = None,
+    workers: Annotated[
+        int | None, typer.Option(help="A folder's files on a Ray cluster, with so many models (0: one a CPU).", min=0)
+    ] = None,
     encoding: Annotated[str, _data("encoding")] = "utf-8",
     bad_rows: Annotated[str, _data("bad_rows")] = "error",
-    data_dir: Annotated[str | None, _data("data_dir")] = None,
     offline: Annotated[bool, _data("offline")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON for a single text.")] = False,
 ) -> None:
@@ -62,56 +62,42 @@ def predict(
     from budgetformer.runs.run import Run
 
     quiet_libraries()
-    if engine not in ("local", "onnx", "ray"):
-        raise UsageError(f"--engine {engine}: choose local, onnx or ray")
-
-    def predictor() -> Predictor:
-        opened = Run.open(run)
-        if engine == "onnx" and not opened.exported:
-            raise ModelError(f"{run} is a run, not an export: give a directory that `budgetformer export` wrote")
-        return Predictor(opened, budget=budget, long=long)
-
     if data is None:
         if text is None:
             raise UsageError("nothing to predict: give a file (or - for standard input), or a text with --text")
         if output:
             raise UsageError(f"-o {output} goes with a file; a single --text is printed: leave -o out")
-        _one(predictor(), text, text_pair, top, probabilities, as_json)
+        _one(Predictor(Run.open(run), budget=budget, long=long), text, text_pair, top, probabilities, as_json)
         return
     source = DataSource(
-        data, text=text, text_pair=text_pair, encoding=encoding, data_dir=data_dir, offline=offline,
-        **aside(bad_rows),
-    )  # fmt: skip
+        data, text=text, text_pair=text_pair, encoding=encoding, offline=offline, **quarantine_fields(bad_rows)
+    )
     request = Request(source, output, split, top, probabilities, shard, resume, overwrite)
     summary: Summary | None
     try:
-        if engine == "ray":
+        if workers is None:
+            summary = Predictor(Run.open(run), budget=budget, long=long).predict(request, _log)
+        else:
             from budgetformer.predict.cluster import predict_folder
 
-            summary = predict_folder(run, request, budget=budget, long=long, workers=workers, say=_say)
-        else:
-            summary = predictor().predict(request, _say)
+            summary = predict_folder(run, request, budget=budget, long=long, workers=workers, log=_log)
     except BrokenPipeError:  # whoever read our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
     if summary:
-        _say(_sentence(summary, output))
+        before = summary.rows - summary.rows_now
+        parts = [
+            f"{summary.rows} rows" + (f" ({before} of them before)" if before else ""),
+            f"{summary.rows_now / max(1e-9, summary.seconds):.0f} a second",
+            f"{summary.cut} texts cut" if summary.cut else "no text cut",
+            *([f"{summary.bad} bad rows set aside"] if summary.bad else []),
+            *([str(output)] if output else []),
+        ]
+        _log(", ".join(parts))
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-def _sentence(summary: Summary, output: Path | None) -> str:
-    before = summary.rows - summary.rows_now
-    parts = [
-        f"{summary.rows} rows" + (f" ({before} of them before)" if before else ""),
-        f"{summary.rows_now / max(1e-9, summary.seconds):.0f} a second",
-        f"{summary.cut} texts cut" if summary.cut else "no text cut",
-        *([f"{summary.bad} bad rows set aside"] if summary.bad else []),
-        *([str(output)] if output else []),
-    ]
-    return ", ".join(parts)
 
 
 def _one(predictor: Predictor, text: str, pair: str | None, top: int, probabilities: bool, as_json: bool) -> None:

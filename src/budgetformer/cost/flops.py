@@ -81,3 +81,18 @@ def count(
         classifier=2 * N * D + 2 * D * shape.labels if depth == shape.layers else 0.0,
         exits=words + exits * (2 * N * D + 4 * D * D + 2 * D * shape.labels),
     )
+
+
+_PAPER = Shape()
+
+
+def papers_count(tokens: int, budget: float = 1.0, *, gated: bool = False, shape: Shape = _PAPER) -> float:
+    """The paper's own count for one text of `tokens` (padded) positions at mean budget s: attention alone, the
+    projections in full, one FLOP a multiply-accumulate.
+
+    L (4 N D^2 + s (2 N^2 D + H N^2)), plus L (D^2 + D + D H) for the gates.
+    """
+    projections = 4 * tokens * shape.width**2
+    quadratic = budget * (2 * tokens**2 * shape.width + shape.heads * tokens**2)
+    gates = shape.width**2 + shape.width + shape.width * shape.heads if gated else 0
+    return shape.layers * (projections + quadratic + gates)

@@ -14,12 +14,12 @@ from numpy.typing import NDArray
 
 from budgetformer.data.columns import choose_columns
 from budgetformer.data.examples import UNLABELLED, BadRows, Example, Schema, read_examples
-from budgetformer.data.locate import DataSource, locate, quarantine_file
+from budgetformer.data.locate import DataSource, choose_split, locate, quarantine_file
 from budgetformer.data.scan import Scan, choose_schema, order_labels, peek, scan
 from budgetformer.data.sources import Table
 from budgetformer.data.splits import Hashes, carve, overlap, part_sizes, subset
 from budgetformer.data.spool import Spool
-from budgetformer.errors import DataError, UsageError
+from budgetformer.errors import DataError
 
 IMBALANCE = 10  # rows of the largest class to one of the smallest, from where on it is worth a warning
 STRATA = {"single": "classes", "multi": "combinations of labels", "regression": "ranges of values"}
@@ -127,9 +127,7 @@ def open_labelled(source: DataSource, task: str, labels: list[str], split: str |
     """All rows of one split of `source` under a trained model's labels: its test set, else validation, else the only
     table, which is a test set here. Nothing is carved out."""
     tables = locate(source)
-    name = split or next(name for name in ("test", "validation", "train") if name in tables)
-    if name not in tables:
-        raise UsageError(f"{source.data} has no split {name!r}: it has {', '.join(tables)}")
+    name = choose_split(tables, split, source.data)
     role = "test" if split is None and len(tables) == 1 else name
     data = read_tables(replace(source, task=task), {role: tables[name]}, labels)
     return _with_splits(data, {role: _split(role, data.scans[role])})
@@ -140,7 +138,7 @@ def stream_examples(source: DataSource) -> Iterator[Example]:
     table = locate(source)["train"]
     present = peek(table)[1]
     columns = choose_columns(present, table.name, text=source.text, text_pair=source.text_pair, need_label=False)
-    yield from read_examples(table, Schema(columns), BadRows(source.bad_rows, quarantine_file(source)))
+    yield from read_examples(table.rows(), Schema(columns), BadRows(source.bad_rows, quarantine_file(source)))
 
 
 def read_tables(
@@ -165,7 +163,7 @@ def read_tables(
     for name, table in tables.items():
         append = any(scanned.bad.bad for scanned in scans.values())
         bad = BadRows("count") if watch else BadRows(source.bad_rows, quarantine_file(source), append=append)
-        examples = read_examples(table, schema, bad)
+        examples = read_examples(table.rows(), schema, bad)
         scanned = scan(watch(name, examples) if watch else examples, schema, table.name, bad, spooled=not watch)
         if not scanned.rows and bad.unlabelled and scans:
             warnings.append(f"{table.name} has no labels: it is left out")

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from budgetformer.data.columns import Columns
-from budgetformer.data.files import RowError
-from budgetformer.data.sources import BadRow, RawRow, Table
+from budgetformer.data.sources import BadRow, RawRow
 from budgetformer.errors import DataError, UsageError
 
 Label = str | float | tuple[str, ...] | None
@@ -90,10 +89,10 @@ class BadRows:
                 raise UsageError(f"quarantine is {self.quarantine}, which cannot be written ({error})") from None
 
 
-def read_examples(table: Table, schema: Schema, bad: BadRows) -> Iterator[Example]:
-    """Stream a table's examples; rows that cannot be used go to `bad`."""
+def read_examples(rows: Iterable[RawRow | BadRow], schema: Schema, bad: BadRows) -> Iterator[Example]:
+    """Rows -> examples; rows that cannot be used go to `bad`."""
     columns = schema.columns
-    for row in table.rows():
+    for row in rows:
         if isinstance(row, BadRow):
             bad.add(row)
             continue
@@ -101,11 +100,11 @@ def read_examples(table: Table, schema: Schema, bad: BadRows) -> Iterator[Exampl
             text = _text(row.fields, columns.text)
             pair = _text(row.fields, columns.text_pair) if columns.text_pair else None
             label = _label(row.fields, schema) if schema.task else None
-        except RowError as error:
-            error.raw = json.dumps(row.fields, ensure_ascii=False, default=str)
-            bad.add(BadRow.of(error, table.name, row.line))
+        except BadRow as error:
+            raw = json.dumps(row.fields, ensure_ascii=False, default=str)
+            bad.add(BadRow(error.kind, error.reason, raw, row.file, row.line))
             continue
-        yield Example(text, pair, label, row.line, table.name, row.fields)
+        yield Example(text, pair, label, row.line, row.file, row.fields)
 
 
 def infer_task(rows: Iterable[RawRow], labels: tuple[str, ...], separator: str | None) -> str:
@@ -129,8 +128,8 @@ def _text(fields: dict[str, Any], column: str) -> str:
             return value
     elif value is not None:
         kind = type(value).__name__
-        raise RowError("text is no string", f"{column!r} holds a {kind} ({value!r:.40}), not a string: quote it")
-    raise RowError("empty text", f"{column!r} is empty or missing: fill it in or drop the row")
+        raise BadRow("text is no string", f"{column!r} holds a {kind} ({value!r:.40}), not a string: quote it")
+    raise BadRow("empty text", f"{column!r} is empty or missing: fill it in or drop the row")
 
 
 def _check_unicode(value: str, column: str) -> None:
@@ -139,7 +138,7 @@ def _check_unicode(value: str, column: str) -> None:
     except UnicodeEncodeError as error:
         bad = value[error.start]
         reason = f"{column!r} holds half a surrogate pair ({bad!a} at character {error.start + 1}): write it whole"
-        raise RowError("broken Unicode", reason) from None
+        raise BadRow("broken Unicode", reason) from None
 
 
 def _missing(value: Any) -> bool:
@@ -156,18 +155,18 @@ def _label(fields: dict[str, Any], schema: Schema) -> Label:
     if schema.task == "multi":
         return _names(value, column, schema)
     if _missing(value):
-        raise RowError("no label", f"{column!r} is empty or NaN ({value!r}): fill in a label or drop the row")
+        raise BadRow("no label", f"{column!r} is empty or NaN ({value!r}): fill in a label or drop the row")
     if schema.task == "regression":
         number = _number(value)
         if number is None or not math.isfinite(number):
             remedy = "fix it, or pass --task single for classes"
             reason = f"{column!r} holds {value!r:.40}, not a finite number: {remedy}"
-            raise RowError("label is no number", reason)
+            raise BadRow("label is no number", reason)
         return number
     if isinstance(value, list | dict):
         kind = type(value).__name__
         reason = f"{column!r} holds a {kind} ({value!r:.40}), not one label: pass --task multi for lists"
-        raise RowError("label is no single value", reason)
+        raise BadRow("label is no single value", reason)
     return _name(value, column, schema)
 
 
@@ -176,9 +175,9 @@ def _names(value: Any, column: str, schema: Schema) -> tuple[str, ...]:
         value = [part.strip() for part in value.split(schema.separator) if part.strip()]
     if not isinstance(value, list):
         reason = f"{column!r} holds {value!r:.40}, not a list of labels: write a list or pass --label-separator"
-        raise RowError("label is no list", reason)
+        raise BadRow("label is no list", reason)
     if any(_missing(part) for part in value):
-        raise RowError("no label", f"{column!r} holds an empty label in {value!r:.60}: remove it")
+        raise BadRow("no label", f"{column!r} holds an empty label in {value!r:.60}: remove it")
     return tuple(dict.fromkeys(_name(part, column, schema) for part in value))
 
 
@@ -187,17 +186,17 @@ def _name(value: Any, column: str, schema: Schema) -> str:
     is_number = isinstance(value, int) and not isinstance(value, bool)
     if schema.names and (is_number or name not in schema.names):
         if name == "-1":
-            raise RowError(UNLABELLED, f"{column!r} is -1: nobody labelled this row")
+            raise BadRow(UNLABELLED, f"{column!r} is -1: nobody labelled this row")
         if not (name.isdecimal() and int(name) < len(schema.names)):
             shown = ", ".join(schema.names[:8])
             reason = f"{column!r} is {name!r}, but the label names (labels.json) are {shown}: fix one of them"
-            raise RowError("unknown label", reason)
+            raise BadRow("unknown label", reason)
         name = schema.names[int(name)]
     if schema.known is not None and name not in schema.known:
         near = difflib.get_close_matches(name, schema.known, n=1)
         guess = f" (the nearest known one is {near[0]!r})" if near else ""
         reason = f"{column!r} is {name!r}, which no training row has{guess}: fix it or train on it too"
-        raise RowError("label unseen in training", reason)
+        raise BadRow("label unseen in training", reason)
     return name
 
 
@@ -225,4 +224,4 @@ def _flag(value: Any, column: str) -> bool:
         return True
     if text in ("0", "false", "0.0"):
         return False
-    raise RowError("label is not 0 or 1", f"{column!r} holds {value!r:.40}, where 0 or 1 is needed: fix it")
+    raise BadRow("label is not 0 or 1", f"{column!r} holds {value!r:.40}, where 0 or 1 is needed: fix it")

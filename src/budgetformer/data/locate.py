@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from budgetformer.data.files import check_encoding, spool_stdin
 from budgetformer.data.named import DEMOS, NAMED, SPLIT_NAMES, data_folders, demo_tables, hub_tables
-from budgetformer.data.sources import FORMATS, FileTable, Table
+from budgetformer.data.sources import FORMATS, FileTable, Table, check_encoding, spool_stdin
 from budgetformer.errors import DataError, UsageError
 
 CHOICES = {"task": ("auto", "single", "multi", "regression"), "bad_rows": ("error", "skip")}
@@ -72,10 +72,18 @@ def locate(source: DataSource) -> dict[str, Table]:
     return {split: tables[split] for split in ("train", "validation", "test") if split in tables}
 
 
-def quarantine_file(source: DataSource) -> Path:
-    """Where bad rows are set aside: as asked, or in the current directory under the data's name."""
+def choose_split(tables: Mapping[str, Table], split: str | None, data: str) -> str:
+    """The split that is asked for, or the one to evaluate and predict on: test, else validation, else train."""
+    name = split or next(name for name in ("test", "validation", "train") if name in tables)
+    if name not in tables:
+        raise UsageError(f"{data} has no split {name!r}: it has {', '.join(tables)}")
+    return name
+
+
+def quarantine_file(source: DataSource, output: Path | None = None) -> Path:
+    """Where bad rows are set aside: as asked, else beside the output, else in the current directory."""
     name = "stdin" if source.data == "-" else Path(source.data.replace(":", "_")).name
-    return Path(source.quarantine or f"{name}.bad.jsonl")
+    return Path(source.quarantine or f"{output or name}.bad.jsonl")
 
 
 def _main_tables(source: DataSource) -> dict[str, Table]:

@@ -34,15 +34,19 @@ class HubTable:
     dataset: Any
 
     def rows(self) -> Iterator[RawRow | BadRow]:
-        number = 0
-        for batch in self.dataset.iter(batch_size=1000):
-            for values in zip(*batch.values(), strict=True):
-                number += 1
-                yield RawRow(number, dict(zip(batch, values, strict=True)))
+        batches = self.dataset.iter(batch_size=1000)
+        rows = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
+        return (RawRow(self.name, number, fields) for number, fields in enumerate(rows, 1))
 
     def label_names(self, column: str) -> tuple[str, ...]:
         feature = self.dataset.features[column]
         return tuple(getattr(getattr(feature, "feature", feature), "names", ()))
+
+    def count(self) -> int:
+        return int(self.dataset.num_rows)
+
+    def fingerprint(self) -> tuple[str, int]:
+        return self.dataset._fingerprint, self.count()
 
 
 def data_folders(data_dir: str | None) -> list[Path]:
@@ -54,7 +58,7 @@ def hub_tables(name: str, config: str | None, *, offline: bool) -> dict[str, Tab
     """The splits of a hub data set. The only function here that may use the network."""
     if offline and os.environ.get("HF_HUB_OFFLINE", "").lower() not in ("1", "true", "yes", "on"):
         raise DataError(
-            f"{name}: offline, and this data set lives on the hub: put its files under --data-dir, or set "
+            f"{name}: offline, and this data set lives on the hub: give a folder with its files, or set "
             "HF_HUB_OFFLINE=1 to use what the hub's own cache holds"
         )
     try:
@@ -66,8 +70,7 @@ def hub_tables(name: str, config: str | None, *, offline: bool) -> dict[str, Tab
     except (OSError, ValueError, RuntimeError) as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         raise DataError(
-            f"hub:{name}: cannot be loaded ({reason}): check the name and the network, or put the files "
-            "under --data-dir"
+            f"hub:{name}: cannot be loaded ({reason}): check the name and the network, or give a folder with the files"
         ) from None
     tables: dict[str, Table] = {}
     for split, dataset in loaded.items():

@@ -1,46 +1,183 @@
-"""Files -> rows: CSV, TSV, JSON lines (plain, .gz, .xz) and Parquet, with the line each row starts on."""
+"""Files and standard input -> rows: CSV, TSV, JSON lines (plain, .gz, .xz) and Parquet, in bounded memory, with the
+line each row starts on."""
 
 from __future__ import annotations
 
+import atexit
+import codecs
 import csv
+import gzip
+import hashlib
+import io
 import json
+import lzma
+import os
 import re
+import shutil
+import sys
+import tempfile
+import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, BinaryIO, NamedTuple, Protocol, cast
 
-from budgetformer.data.files import MAX_ROW, Lines, RowError, check_encoding, head_of
-from budgetformer.errors import DataError, MissingExtraError
+from budgetformer.errors import DataError, MissingExtraError, UsageError
 
 FORMATS = {
     ".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl",
     ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
+MAX_ROW = 16 * 2**20  # bytes of one row, line breaks inside quotes included
 MAX_RAW = 10_000  # characters of a bad row that go to the quarantine file
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile)
+
+
+class BadRow(Exception):  # noqa: N818 - readers yield it, as a row
+    """A row that cannot be used: what kind of fault, the reason with its remedy, the row as it was read, and where."""
+
+    def __init__(self, kind: str, reason: str, raw: str = "", file: str = "", line: int = 0) -> None:
+        super().__init__(reason)
+        self.kind, self.reason, self.raw, self.file, self.line = kind, reason, raw[:MAX_RAW], file, line
+
+    def at(self, file: str, line: int) -> BadRow:
+        self.file, self.line = file, line
+        return self
+
+
+class Lines(Iterator[str]):
+    """The lines of a file with their line breaks, one or more to a record: `first` is the number of the record's first
+    line, from 1, `parts` are its lines so far, and `unclosed` says that the file ended where one more was asked for.
+
+    A line that cannot be decoded, holds a NUL byte or is longer than `MAX_ROW` raises `BadRow`, and the
+    next call reads the line after it. Damage to the compressed stream is a DataError: nothing follows it.
+    """
+
+    def __init__(self, path: Path, file: str, encoding: str) -> None:
+        self.file, self.number, self._offset = file, 0, 0
+        self._encoding = check_encoding(encoding)
+        self._stream, self._text = open_bytes(path), None
+        if "a\n".encode(self._encoding) != b"a\n":  # its line break is not one byte
+            self._text = io.TextIOWrapper(self._stream, encoding=self._encoding, newline="\n")
+            self._encoding = "utf-8"
+        self.start_record()
+
+    def start_record(self) -> None:
+        self.first, self.parts, self._size, self.unclosed = self.number + 1, list[str](), 0, False
+
+    def __next__(self) -> str:
+        raw = self._read(MAX_ROW + 1)
+        if not raw:
+            self.unclosed = bool(self.parts)
+            raise StopIteration
+        self.number += 1
+        start, self._offset = self._offset, self._offset + len(raw)
+        if len(raw) > MAX_ROW:
+            reason = f"the line is longer than {MAX_ROW // 2**20} MiB: is this file really made of lines of text?"
+            beginning = raw[:200].decode(self._encoding, "backslashreplace")
+            while raw and not raw.endswith(b"\n"):
+                raw = self._read(2**20)
+                self._offset += len(raw)
+            raise BadRow("row too long", reason, beginning)
+        try:
+            line = raw.decode(self._encoding)
+        except UnicodeDecodeError as error:
+            raise self._undecodable(raw, start, error) from None
+        if "\0" in line:
+            place = line.index("\0") + 1
+            raise BadRow("NUL byte", f"NUL byte at character {place}: remove it", line.rstrip("\r\n"))
+        line = line.removeprefix("\ufeff") if self.number == 1 else line
+        self.parts.append(line)
+        self._size += len(line)
+        if self._size > MAX_ROW:
+            raise self.never_closed()
+        return line
+
+    def never_closed(self) -> BadRow:
+        reason = (
+            f'a quote (") opened on line {self.first} is not closed by line {self.number}: '
+            'close it, and write a quote inside a quoted field as ""'
+        )
+        return BadRow("unclosed quote", reason, "".join(self.parts[:20]))
+
+    def __enter__(self) -> Lines:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stream.close()
+
+    def _read(self, size: int) -> bytes:
+        try:
+            return self._text.readline(size).encode() if self._text else self._stream.readline(size)
+        except DAMAGED as error:
+            raise DataError(
+                f"{self.file}, after line {self.number}: the compressed data is cut short or damaged "
+                f"({error}): copy or compress the file again"
+            ) from None
+        except UnicodeError as error:
+            raise DataError(
+                f"{self.file}, after line {self.number}: {error}: pass the real encoding with --encoding"
+            ) from None
+
+    def _undecodable(self, raw: bytes, start: int, error: UnicodeDecodeError) -> BadRow:
+        wide = start == 0 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        reason = (
+            f"byte 0x{raw[error.start]:02x} at offset {start + error.start} is not {self._encoding}: "
+            f"pass --encoding {'utf-16' if wide else 'latin-1, or whatever the file is written in'}"
+        )
+        return BadRow("wrong encoding", reason, raw.decode(self._encoding, "backslashreplace").rstrip("\r\n"))
+
+
+def check_encoding(encoding: str) -> str:
+    """The encoding's own name; a byte order mark at the start of a file is dropped in any case."""
+    try:
+        name = codecs.lookup(encoding).name
+    except LookupError:
+        raise UsageError(f"encoding {encoding!r} is unknown: try utf-8, latin-1, cp1252 or utf-16") from None
+    return "utf-8" if name == "utf-8-sig" else name
+
+
+def open_bytes(path: Path) -> BinaryIO:
+    """The file's bytes, decompressed if it starts like gzip or xz, whatever its name."""
+    try:
+        plain = path.open("rb", buffering=2**17)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
+    head = plain.read(6)
+    plain.seek(0)
+    if head.startswith(b"\x1f\x8b"):
+        return cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=plain), 2**17))
+    if head.startswith(b"\xfd7zXZ\0"):
+        return cast("BinaryIO", io.BufferedReader(lzma.LZMAFile(plain), 2**17))
+    return plain
+
+
+def _read(stream: BinaryIO, size: int, name: str) -> bytes:
+    try:
+        return stream.read(size)
+    except DAMAGED as error:
+        raise DataError(f"{name}: the compressed data is damaged ({error}): compress the file again") from None
+
+
+def spool_stdin() -> Path:
+    """Standard input as a file, since its first rows are read twice; it goes when the process ends."""
+    if sys.stdin.isatty():
+        raise UsageError("data '-' means standard input, but nothing is piped into it")
+    handle, name = tempfile.mkstemp(prefix="budgetformer-stdin-")
+    path = Path(name)
+    atexit.register(path.unlink, missing_ok=True)
+    with os.fdopen(handle, "wb") as spool:
+        shutil.copyfileobj(sys.stdin.buffer, spool)
+    return path
 
 
 class RawRow(NamedTuple):
     """A row as the file holds it. `line` counts from 1; in Parquet and hub data it is the row's number."""
 
-    line: int
-    fields: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class BadRow:
-    """A row that cannot be used: its kind, the reason with its remedy, and what was read of it."""
-
     file: str
     line: int
-    kind: str
-    reason: str
-    raw: str
-
-    @classmethod
-    def of(cls, error: RowError, file: str, line: int) -> BadRow:
-        return cls(file, line, error.kind, error.reason, error.raw[:MAX_RAW])
+    fields: dict[str, Any]
 
 
 class Table(Protocol):
@@ -55,6 +192,14 @@ class Table(Protocol):
         """The names behind the integer labels of a column; empty if the labels name themselves."""
         ...
 
+    def count(self) -> int:
+        """How many rows, bad ones included."""
+        ...
+
+    def fingerprint(self) -> tuple[str, int]:
+        """A digest of all that the table holds, and about how many rows that is."""
+        ...
+
 
 @dataclass(frozen=True)
 class FileTable:
@@ -67,13 +212,33 @@ class FileTable:
     where: tuple[str, str] | None = None
 
     def rows(self) -> Iterator[RawRow | BadRow]:
-        for row in read_rows(self.path, name=self.name, encoding=self.encoding):
-            if self.where and isinstance(row, RawRow) and row.fields.get(self.where[0]) != self.where[1]:
-                continue
-            yield row
+        rows = read_rows(self.path, name=self.name, encoding=self.encoding)
+        if self.where is None:
+            return rows
+        column, value = self.where
+        return (row for row in rows if isinstance(row, BadRow) or row.fields.get(column) == value)
 
     def label_names(self, column: str) -> tuple[str, ...]:
         return self.names
+
+    @property
+    def is_parquet(self) -> bool:
+        return sniff(self.path, self.name, self.encoding).kind == "parquet"
+
+    def count(self) -> int:
+        if not self.is_parquet:
+            return sum(1 for _ in self.rows())
+        import pyarrow.parquet
+
+        return int(pyarrow.parquet.read_metadata(self.path).num_rows)
+
+    def fingerprint(self) -> tuple[str, int]:
+        digest, lines = hashlib.sha256(), 0
+        with open_bytes(self.path) as stream:
+            while chunk := _read(stream, 2**20, self.name):
+                digest.update(chunk)
+                lines += chunk.count(b"\n")
+        return digest.hexdigest(), self.count() if self.is_parquet else lines
 
 
 def read_rows(path: Path | str, *, name: str | None = None, encoding: str = "utf-8") -> Iterator[RawRow | BadRow]:
@@ -84,11 +249,8 @@ def read_rows(path: Path | str, *, name: str | None = None, encoding: str = "utf
     if format_.kind == "parquet":
         yield from _parquet_rows(path, name)
         return
-    lines = Lines(path, name, encoding)
-    try:
+    with Lines(path, name, encoding) as lines:
         yield from _json_rows(lines) if format_.kind == "jsonl" else _delimited_rows(lines, format_)
-    finally:
-        lines.close()
 
 
 class Format(NamedTuple):
@@ -99,11 +261,17 @@ class Format(NamedTuple):
     quoted: bool = True
 
 
+def format_by_name(path: Path) -> str:
+    """csv, tsv, jsonl or parquet by the file's ending, compressed or not; empty if it says nothing."""
+    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in (".gz", ".xz")]
+    return FORMATS.get(suffixes[-1], "") if suffixes else ""
+
+
 def sniff(path: Path, name: str, encoding: str) -> Format:
     """The format of a file: by its name, else (and for standard input) by how it starts."""
-    suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in (".gz", ".xz")]
-    kind = FORMATS.get(suffixes[-1], "") if suffixes else ""
-    head = head_of(path, name)
+    kind = format_by_name(path)
+    with open_bytes(path) as stream:
+        head = _read(stream, 2**16, name)
     if head.startswith(b"PAR1"):
         return Format("parquet")
     if kind == "parquet":
@@ -132,95 +300,63 @@ def _plain_tabs(text: str) -> bool:
 
 def _json_rows(lines: Lines) -> Iterator[RawRow | BadRow]:
     while True:
+        lines.start_record()
         try:
             text = next(lines).strip()
             if text:
-                yield RawRow(lines.number, _json_object(text))
+                yield RawRow(lines.file, lines.first, _json_object(text))
         except StopIteration:
             return
-        except RowError as error:
-            yield BadRow.of(error, lines.file, lines.number)
+        except BadRow as error:
+            yield error.at(lines.file, lines.first)
 
 
 def _json_object(text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise RowError("broken JSON", f"broken JSON ({error}): a line must hold one JSON object", text) from None
+        raise BadRow("broken JSON", f"broken JSON ({error}): a line must hold one JSON object", text) from None
     if not isinstance(value, dict):
         kind = type(value).__name__
         reason = f'the line holds a JSON {kind}, not an object such as {{"text": ..., "label": ...}}'
-        raise RowError("broken JSON", reason, text)
+        raise BadRow("broken JSON", reason, text)
     return value
 
 
-class _RecordLines(Iterator[str]):
-    """Feeds lines to csv.reader and remembers those of the record under way."""
-
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
-        self.start()
-
-    def start(self) -> None:
-        self.first, self.parts, self.size, self.unclosed = self._lines.number + 1, list[str](), 0, False
-
-    def __next__(self) -> str:
-        try:
-            line = next(self._lines)
-        except StopIteration:
-            self.unclosed = bool(self.parts)  # the reader wants more of a record that has begun
-            raise
-        self.parts.append(line)
-        self.size += len(line)
-        if self.size > MAX_ROW:
-            raise self.never_closed()
-        return line
-
-    def never_closed(self) -> RowError:
-        reason = (
-            f'a quote (") opened on line {self.first} is not closed by line {self._lines.number}: '
-            'close it, and write a quote inside a quoted field as ""'
-        )
-        return RowError("unclosed quote", reason, "".join(self.parts[:20]))
-
-
 def _delimited_rows(lines: Lines, format_: Format) -> Iterator[RawRow | BadRow]:
-    record = _RecordLines(lines)
     quoting: Any = csv.QUOTE_MINIMAL if format_.quoted else csv.QUOTE_NONE
-    reader = csv.reader(record, delimiter=format_.delimiter, quoting=quoting)
+    reader = csv.reader(lines, delimiter=format_.delimiter, quoting=quoting)
     header: list[str] = []
     while True:
-        record.start()
+        lines.start_record()
         try:
-            values = _next_record(reader, record)
-            if not values:
-                continue
+            values = _next_record(reader, lines)
             if not header:
-                header = _header(values, lines.file, record.first)
-                continue
-            if len(values) != len(header):
+                header = _header(values, lines.file, lines.first)
+            elif values and len(values) != len(header):
                 hint = "quote fields that hold the delimiter or a line break"
                 reason = f"{len(values)} fields where the header has {len(header)} ({', '.join(header)}): {hint}"
-                raise RowError("wrong number of fields", reason, "".join(record.parts))
-            yield RawRow(record.first, dict(zip(header, values, strict=True)))
+                raise BadRow("wrong number of fields", reason, "".join(lines.parts))
+            elif values:
+                yield RawRow(lines.file, lines.first, dict(zip(header, values, strict=True)))
         except StopIteration:
             return
-        except RowError as error:
+        except BadRow as error:
             if not header:
-                raise DataError(f"{lines.file}, line {record.first}: {error.reason}") from None
-            yield BadRow.of(error, lines.file, record.first if record.parts else lines.number)
+                raise DataError(f"{lines.file}, line {lines.first}: {error.reason}") from None
+            yield error.at(lines.file, lines.first)
 
 
-def _next_record(reader: Iterator[list[str]], record: _RecordLines) -> list[str]:
+def _next_record(reader: Iterator[list[str]], lines: Lines) -> list[str]:
     limit = csv.field_size_limit(MAX_ROW)  # the module knows no other way; put back before anyone looks
     try:
         values = next(reader)
     except csv.Error as error:
-        raise RowError("broken CSV", f"{error}: check quotes and line breaks", "".join(record.parts)) from None
+        raise BadRow("broken CSV", f"{error}: check quotes and line breaks", "".join(lines.parts)) from None
     finally:
         csv.field_size_limit(limit)
-    if record.unclosed:
-        raise record.never_closed()
+    if lines.unclosed:
+        raise lines.never_closed()
     return values
 
 
@@ -240,10 +376,8 @@ def _parquet_rows(path: Path, name: str) -> Iterator[RawRow]:
         raise MissingExtraError("data", "pyarrow") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as parquet:
-            number = 0
-            for batch in parquet.iter_batches(batch_size=1024):
-                for fields in batch.to_pylist():
-                    number += 1
-                    yield RawRow(number, fields)
+            batches = parquet.iter_batches(batch_size=1024)
+            for number, fields in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+                yield RawRow(name, number, fields)
     except (pyarrow.ArrowException, OSError) as error:
         raise DataError(f"{name}: cannot be read as Parquet ({error}): write the file again") from None

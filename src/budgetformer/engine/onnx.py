@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +19,6 @@ from budgetformer.engine.scores import Outputs
 from budgetformer.errors import MissingExtraError, ModelError, UsageError
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import read_json
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
@@ -52,27 +50,45 @@ def session(model: bytes | Path, threads: int | None = None) -> InferenceSession
         raise ModelError(f"{name} cannot be loaded by ONNX Runtime ({reason}): export it again") from None
 
 
-@dataclass(frozen=True, eq=False)
-class OnnxModel:
-    """An exported model. `tokenizer_folder` holds the tokenizer that makes its input, cut at `max_length` tokens."""
+class OnnxEngine:
+    """An exported graph. The budget is what was exported, or max:X where that was learned or max."""
 
-    session: InferenceSession
-    labels: list[str]  # in the order of the outputs; empty for regression
-    task: str
-    max_length: int
-    positions: int  # tokens that the graph can take at most
-    vocabulary: int
-    tokenizer_folder: Path
+    details = False
+    batch_tokens = 4096  # padded tokens: about what a CPU's caches hold
+
+    def __init__(self, graph: InferenceSession, config: BudgetFormerConfig, folder: Path, exported: Dial) -> None:
+        self.graph, self.config, self.folder, self.exported = graph, config, folder, exported
+        self._inputs = {node.name for node in (*graph.get_inputs(), *graph.get_overridable_initializers())}
 
     @classmethod
-    def load(cls, folder: Path, threads: int | None = None) -> OnnxModel:
-        """A directory that `budgetformer export` wrote."""
-        record = read_record(folder)
-        names = ("labels", "task", "max_length", "positions", "vocabulary")
-        if missing := [name for name in names if name not in record]:
-            raise ModelError(f"{folder / 'export.json'} has no {missing[0]!r}: export the model again")
-        known = {name: record[name] for name in names}
-        return cls(session(folder / "model.onnx", threads), tokenizer_folder=folder, **known)
+    def load(cls, folder: Path, exported: Dial, threads: int | None = None) -> OnnxEngine:
+        """The engine of a directory that `budgetformer export` wrote, with this budget."""
+        return cls(
+            session(folder / "model.onnx", threads), BudgetFormerConfig.from_pretrained(folder), folder, exported
+        )
+
+    def check(self, budget: Dial) -> Dial:
+        """Refuse a budget that the graph cannot be set to."""
+        adjustable = self.exported.mode in ("learned", "max")
+        if budget != self.exported and not (adjustable and budget.mode == "max"):
+            remedy = f"leave --budget out{', give max:X' if adjustable else ''}"
+            raise UsageError(f"{self.folder} was exported with the budget {self.exported}, not {budget}: {remedy}, or "
+                             "export it again")  # fmt: skip
+        return budget
+
+    def logits(self, batch: Batch, budget: Dial) -> Outputs:
+        """Logits and executed heads of one batch; predicted budgets are not among the graph's outputs."""
+        limit = None if self.check(budget) == self.exported else budget.value
+        logits, heads = self.run(batch.input_ids, batch.attention_mask, batch.token_type_ids, budget_max=limit)
+        return Outputs(logits, heads.astype(np.int16))
+
+    def words(self, table: TokenTable) -> None:
+        """Exported graphs have no stage of words."""
+
+    @contextmanager
+    def session(self, budget: Dial) -> Iterator[None]:
+        """Nothing has to be prepared."""
+        yield
 
     def run(
         self,
@@ -95,8 +111,7 @@ class OnnxModel:
             if not 0 <= budget_max <= 1:
                 raise UsageError(f"budget_max={budget_max}: it is a fraction of the heads, give a number in [0, 1]")
             feed["budget_max"] = np.array(budget_max, np.float64)
-        known = {node.name for node in (*self.session.get_inputs(), *self.session.get_overridable_initializers())}
-        logits, heads = self.session.run(["logits", "heads"], {n: v for n, v in feed.items() if n in known})
+        logits, heads = self.graph.run(["logits", "heads"], {n: v for n, v in feed.items() if n in self._inputs})
         return logits, heads
 
     def _check(self, ids: Ints, mask: NDArray[Any]) -> None:
@@ -105,60 +120,13 @@ class OnnxModel:
                 f"input_ids has shape {ids.shape} and attention_mask {mask.shape}: give (batch, tokens), both the same "
                 "and at least 1"
             )
-        if ids.shape[1] > self.positions:
-            raise UsageError(f"the input has {ids.shape[1]} tokens but the model {self.positions} positions: cut it")
-        if ids.min() < 0 or ids.max() >= self.vocabulary:
+        if ids.shape[1] > (positions := self.config.max_position_embeddings):
+            raise UsageError(f"the input has {ids.shape[1]} tokens but the model {positions} positions: cut it")
+        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
             raise UsageError(
-                f"input_ids holds {ids.min()} to {ids.max()}, but the vocabulary has {self.vocabulary} pieces: use the "
-                f"tokenizer in {self.tokenizer_folder}"
+                f"input_ids holds {ids.min()} to {ids.max()}, but the vocabulary has {self.config.vocab_size} pieces: "
+                f"use the tokenizer in {self.folder}"
             )
         if not mask.any(axis=1).all():
             row = int(mask.any(axis=1).argmin())
             raise UsageError(f"attention_mask: sample {row} has no real token; give every text at least one")
-
-
-def read_record(folder: Path) -> dict[str, Any]:
-    """The export.json of an exported model."""
-    record: dict[str, Any] = read_json(folder / "export.json", "give a directory that `budgetformer export` wrote")
-    return record
-
-
-class OnnxEngine:
-    """An exported graph. The budget is what was exported, or max:X where that was learned or max."""
-
-    details = False
-    batch_tokens = 4096  # padded tokens: about what a CPU's caches hold
-
-    def __init__(self, graph: OnnxModel, config: BudgetFormerConfig, exported: Dial) -> None:
-        self.graph, self.config, self.exported = graph, config, exported
-
-    @classmethod
-    def load(cls, folder: Path, threads: int | None = None) -> OnnxEngine:
-        """The engine of a directory that `budgetformer export` wrote."""
-        graph = OnnxModel.load(folder, threads)
-        return cls(graph, BudgetFormerConfig.from_pretrained(folder), Dial.parse(read_record(folder)["dial"]))
-
-    def check(self, budget: Dial) -> Dial:
-        """Refuse a budget that the graph cannot be set to."""
-        adjustable = self.exported.mode in ("learned", "max")
-        if budget != self.exported and not (adjustable and budget.mode == "max"):
-            remedy = f"leave --budget out{', give max:X' if adjustable else ''}"
-            folder = self.graph.tokenizer_folder
-            raise UsageError(f"{folder} was exported with the budget {self.exported}, not {budget}: {remedy}, or "
-                             "export it again")  # fmt: skip
-        return budget
-
-    def logits(self, batch: Batch, budget: Dial) -> Outputs:
-        """Logits and executed heads of one batch; predicted budgets are not among the graph's outputs."""
-        limit = None if self.check(budget) == self.exported else budget.value
-        inputs = batch.input_ids, batch.attention_mask, batch.token_type_ids
-        logits, heads = self.graph.run(*inputs, budget_max=limit)
-        return Outputs(logits, heads.astype(np.int16))
-
-    def words(self, table: TokenTable) -> None:
-        """Exported graphs have no stage of words."""
-
-    @contextmanager
-    def session(self, budget: Dial) -> Iterator[None]:
-        """Nothing has to be prepared."""
-        yield

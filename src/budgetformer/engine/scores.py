@@ -70,14 +70,14 @@ class Scores:
     @cached_property
     def probabilities(self) -> Floats:
         """(T, C), for regression the values. Of a text read in windows: the mean weighted by tokens."""
-        import torch
+        from scipy.special import expit, softmax
 
-        logits = torch.from_numpy(self.logits)
+        values = self.logits.astype(np.float64)  # so that no last bit depends on a row's place in the array
         if self.task == "multi_label_classification":
-            logits = logits.sigmoid()
+            values = expit(values)
         elif self.task == "single_label_classification":
-            logits = logits.softmax(-1)
-        values: Floats = logits.numpy()
+            values = softmax(values, axis=1)
+        values = values.astype(np.float32)
         if (pieces := self.table.pieces) is None:
             return values
         tokens, first = self.table.lengths, np.cumsum(pieces) - pieces

@@ -38,7 +38,7 @@ def export_frozen(
         if ours:
             write_json(folder / "run.json", {**record, "frozen": {"run": str(run), "budget": budget}})
 
-    write_directory(target, fill)
+    write_directory(target, fill, "Give another directory with -o")
     result = {"format": "torch", "budget": budget, "heads": model.config.num_attention_heads}
     result |= {"layers": model.config.num_hidden_layers, "architecture": frozen.config.model_type}
     return {**result, "heads_by_layer": [len(heads) for heads in frozen.config.gates["heads"]] if ours else None}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import signal
 import subprocess
 import sys
@@ -10,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from budgetformer.engine.onnx import OnnxEngine, OnnxModel, runtime, session
+from budgetformer.engine.onnx import OnnxEngine, runtime, session
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
@@ -19,7 +18,7 @@ from budgetformer.export.network import GATE, build, check
 from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import write_directory, write_json
+from budgetformer.runs.files import hash_file, write_directory, write_json
 from budgetformer.runs.provenance import environment
 
 if TYPE_CHECKING:
@@ -46,9 +45,7 @@ def export_model(
     result: dict[str, Any] = {}
 
     def scored(graph: bytes | Path) -> Scores:
-        sizes = record["max_length"], config.max_position_embeddings, config.vocab_size
-        loaded = OnnxModel(session(graph), record["labels"], config.task, *sizes, target)
-        return score(OnnxEngine(loaded, config, dial), rows.table, dial)
+        return score(OnnxEngine(session(graph), config, target, dial), rows.table, dial)
 
     def fill(staged: Path) -> None:
         graph = build(model, dial).SerializeToString()
@@ -68,19 +65,12 @@ def export_model(
             "positions": config.max_position_embeddings, "vocabulary": config.vocab_size,
             "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
             "bytes": file.stat().st_size,
-            "sha256": {path.name: _sha256(path) for path in (file, staged / "tokenizer.json")},
-            "verification": verification, "int8": quantized, "environment": _versions(),
+            "sha256": {path.name: hash_file(path) for path in (file, staged / "tokenizer.json")},
+            "verification": verification, "int8": quantized, "environment": environment("onnx", "onnxruntime"),
         })  # fmt: skip
         write_json(staged / "export.json", result)
 
-    try:
-        write_directory(target, fill)
-    except ModelError as error:
-        if isinstance(error.__cause__, OSError):
-            raise ModelError(
-                f"{target} cannot be written ({error.__cause__}): give another directory with -o"
-            ) from None
-        raise
+    write_directory(target, fill, "Give another directory with -o")
     return result
 
 
@@ -99,18 +89,6 @@ def check_target(model: BudgetFormerForSequenceClassification, target: Path, dia
     check(model.config, dial)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _versions() -> dict[str, Any]:
-    import onnx
-    import onnxruntime
-
-    return {**environment(), "onnx": onnx.__version__, "onnxruntime": onnxruntime.__version__}
-
-
 def quantize(graph: ModelProto, path: Path) -> None:
     """Write the graph with the weights of its linear layers in int8 and its gates as they are."""
     from onnxruntime.quantization import QuantType, quantize_dynamic
@@ -126,12 +104,8 @@ def quantize(graph: ModelProto, path: Path) -> None:
 
 def nodes(graph: GraphProto) -> list[NodeProto]:
     """All nodes, those of branches too."""
-    found = []
-    for node in graph.node:
-        found.append(node)
-        for attribute in node.attribute:
-            found += nodes(attribute.g) if attribute.HasField("g") else []
-    return found
+    branches = (a.g for node in graph.node for a in node.attribute if a.HasField("g"))
+    return [*graph.node, *(node for branch in branches for node in nodes(branch))]
 
 
 _PROBE = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +20,16 @@ from budgetformer.runs.run import Run
 
 
 def predict_folder(
-    run: Path, request: Request, *, budget: str | None, long: str, workers: int | None, say: Callable[[str], None]
+    run: Path, request: Request, *, budget: str | None, long: str, workers: int, log: Callable[[str], None]
 ) -> Summary:
-    """Score every file of a folder into a file of the same name in the folder `request.output`."""
+    """Score every file of a folder into a file of the same name in the folder `request.output`, with so many models
+    at once (0: one for each CPU)."""
     folder, output = Path(request.source.data), request.output
     files = data_files(folder)
     if not files:
-        raise UsageError(f"--engine ray: {folder} is no folder of data files: give one, or use --engine local")
+        raise UsageError(f"--workers {workers}: {folder} is no folder of data files: give one, or leave --workers out")
     if output is None or output.is_file() or request.shard:
-        raise UsageError("--engine ray writes a folder: give it with -o, and no --shard")
+        raise UsageError(f"--workers {workers} writes a folder: give it with -o, and no --shard")
     try:
         import ray
         import ray.data
@@ -42,33 +43,29 @@ def predict_folder(
         ray.init(log_to_driver=False)
     ray.data.DataContext.get_current().enable_progress_bars = False
     began = time.monotonic()
-    tasks = [{"file": str(file.resolve()), "output": str((output / _name(file)).resolve())} for file in files]
+    tasks = [
+        {"file": str(file.resolve()), "output": str((output / file.name.removesuffix(".xz")).resolve())}
+        for file in files
+    ]
     processors = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
     worker: Any = _Worker
-    done = ray.data.from_items(tasks, override_num_blocks=len(tasks)).map(
+    results = ray.data.from_items(tasks, override_num_blocks=len(tasks)).map(
         worker,
         fn_constructor_args=(str(run.resolve()), budget, long, request),
         compute=ray.data.ActorPoolStrategy(size=min(workers or processors, len(files))),
         num_cpus=1,
     )
-    total = Summary(0, 0, 0, 0, 0.0)
-    errors: list[dict[str, Any]] = []
-    for row in done.iter_rows():
-        if row["error"]:
-            errors.append(row)
-            continue
-        say(f"{row['file']}: {row['rows']} rows")
-        sums = {name: getattr(total, name) + int(row[name]) for name in ("rows", "cut", "bad", "rows_now")}
-        total = replace(total, **sums)
-    if errors:
+    rows = []
+    for row in results.iter_rows():
+        rows.append(row)
+        if not row["error"]:
+            log(f"{row['file']}: {row['rows']} rows")
+    if errors := [row for row in rows if row["error"]]:
         kinds = {kind.exit_code: kind for kind in (UsageError, DataError, ModelError)}
         more = f" (and {len(errors) - 1} more files failed)" if len(errors) > 1 else ""
         raise kinds.get(int(errors[0]["code"]), BudgetFormerError)(errors[0]["error"] + more)
-    return replace(total, seconds=time.monotonic() - began)
-
-
-def _name(file: Path) -> str:
-    return file.name.removesuffix(".xz")
+    totals = [sum(int(row[name]) for row in rows) for name in ("rows", "cut", "bad", "rows_now")]
+    return replace(Summary(*totals), seconds=time.monotonic() - began)
 
 
 class _Worker:
@@ -79,12 +76,9 @@ class _Worker:
 
     def __call__(self, task: dict[str, Any]) -> dict[str, Any]:
         source = replace(self.request.source, data=task["file"], quarantine=None)
-        request = replace(self.request, source=source, output=Path(task["output"]))
-        result = {"file": task["file"], "error": "", "code": 0, "rows": 0, "cut": 0, "bad": 0, "rows_now": 0}
+        request, summary, message, code = replace(self.request, source=source, output=Path(task["output"])), None, "", 0
         try:
             summary = self.predictor.predict(request, lambda line: None)
         except BudgetFormerError as error:
-            return {**result, "error": str(error), "code": error.exit_code}
-        if summary is None:
-            return result
-        return {**result, **{name: getattr(summary, name) for name in ("rows", "cut", "bad", "rows_now")}}
+            message, code = str(error), error.exit_code
+        return {"file": task["file"], "error": message, "code": code, **asdict(summary or Summary())}

@@ -6,6 +6,7 @@ Where a window ends depends on the rows alone, so a resumed run and every shard 
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +14,9 @@ from typing import Any, NamedTuple
 
 from budgetformer.data.columns import Columns, choose_columns
 from budgetformer.data.examples import BadRows, Example, Schema, read_examples
-from budgetformer.data.files import DAMAGED, open_bytes
-from budgetformer.data.locate import DataSource, locate
-from budgetformer.data.named import HubTable
+from budgetformer.data.locate import DataSource, choose_split, locate
 from budgetformer.data.scan import peek
-from budgetformer.data.sources import FORMATS, BadRow, FileTable, RawRow, Table, sniff
+from budgetformer.data.sources import BadRow, FileTable, RawRow, Table, format_by_name
 from budgetformer.errors import DataError, UsageError
 
 WINDOW_ROWS, WINDOW_CHARS = 4096, 2**23
@@ -32,13 +31,13 @@ class Window(NamedTuple):
 
 @dataclass(frozen=True)
 class Input:
-    """The tables to score, one after the other; `wanted` is the range of their rows, bad ones counted too."""
+    """The tables to score, one after the other; `shard` is the range of their rows to read, bad ones counted too."""
 
     tables: list[Table]
     present: list[str]
     columns: Columns
     bad: BadRows
-    wanted: range
+    shard: range
 
     def windows(self, done: int = 0) -> Iterator[Window]:
         """The windows after the first `done` rows; rows before are checked again, so that bad ones are set aside."""
@@ -57,30 +56,18 @@ class Input:
             yield Window(rows, last)
 
     def _examples(self) -> Iterator[tuple[int, Example]]:
-        before = 0
-        for table in self.tables:
-            part = _Part(table, before, self.wanted)
-            for example in read_examples(part, Schema(self.columns), self.bad):
-                yield part.number, example
-            before = part.number
+        """Each example with its number among the rows of all tables, from 1."""
+        number = self.shard.start
 
-
-class _Part:
-    """The wanted rows of one table; `number` is the last one read, counted over all tables from 1."""
-
-    def __init__(self, table: Table, before: int, wanted: range) -> None:
-        self.table, self.name, self.number, self.wanted = table, table.name, before, wanted
-
-    def rows(self) -> Iterator[RawRow | BadRow]:
-        for row in self.table.rows():
-            if self.number >= self.wanted.stop:
-                return
-            self.number += 1
-            if self.number > self.wanted.start:
+        def numbered() -> Iterator[RawRow | BadRow]:
+            nonlocal number
+            rows = itertools.chain.from_iterable(table.rows() for table in self.tables)
+            for row in itertools.islice(rows, self.shard.start, self.shard.stop):
+                number += 1
                 yield row
 
-    def label_names(self, column: str) -> tuple[str, ...]:
-        return self.table.label_names(column)
+        for example in read_examples(numbered(), Schema(self.columns), self.bad):
+            yield number, example
 
 
 def open_input(
@@ -96,7 +83,7 @@ def open_input(
         columns = columns or _columns(here, table.name, source, trained_on)
         choose_columns(here, table.name, text=columns.text, text_pair=columns.text_pair, need_label=False)
     assert columns is not None
-    return Input(tables, list(present), columns, bad, _wanted(tables, *shard))
+    return Input(tables, list(present), columns, bad, _shard_rows(tables, *shard))
 
 
 def find_tables(source: DataSource, split: str | None = None) -> list[Table]:
@@ -107,22 +94,13 @@ def find_tables(source: DataSource, split: str | None = None) -> list[Table]:
             raise UsageError(f"--split {split}: {source.data} is a folder of files without splits: leave it out")
         return [FileTable(file, str(file), source.encoding) for file in files]
     tables = locate(source)
-    name = split or next(name for name in ("test", "validation", "train") if name in tables)
-    if name not in tables:
-        raise UsageError(f"--split {split}: {source.data} has no such split, only {', '.join(tables)}")
-    return [tables[name]]
+    return [tables[choose_split(tables, split, source.data)]]
 
 
 def data_files(folder: Path) -> list[Path]:
     """The data files of a folder in the order of their names; none if it is no folder, or one of train and test."""
-    if not folder.is_dir():
-        return []
-    files = [path for path in sorted(folder.iterdir()) if _ending(path) in FORMATS]
+    files = [path for path in sorted(folder.iterdir()) if format_by_name(path)] if folder.is_dir() else []
     return [] if any(path.name.startswith("train.") for path in files) else files
-
-
-def _ending(path: Path) -> str:
-    return Path(path.name.removesuffix(".gz").removesuffix(".xz")).suffix.lower()
 
 
 def _columns(present: Sequence[str], file: str, source: DataSource, trained_on: Sequence[str]) -> Columns:
@@ -140,12 +118,11 @@ def _columns(present: Sequence[str], file: str, source: DataSource, trained_on: 
     return choose_columns(present, file, text=text or known[0], text_pair=text_pair or known[1], need_label=False)
 
 
-def _wanted(tables: Sequence[Table], number: int, of: int) -> range:
-    """The rows of shard `number` of `of`, in whole windows: contiguous, so that shards in order make the whole."""
+def _shard_rows(tables: Sequence[Table], number: int, of: int) -> range:
+    """The rows of shard `number` of `of`, in complete windows: contiguous, so that shards in order make the input."""
     if of == 1:
         return range(2**62)
-    rows = sum(map(_count, tables))
-    windows = -(-rows // WINDOW_ROWS)
+    windows = -(-sum(table.count() for table in tables) // WINDOW_ROWS)
     return range((number - 1) * windows // of * WINDOW_ROWS, number * windows // of * WINDOW_ROWS)
 
 
@@ -161,46 +138,17 @@ def read_shard(text: str | None) -> tuple[int, int]:
 
 def parquet_schema(tables: Sequence[Table]) -> Any:
     """The schema of Parquet files; None for anything else."""
-    if not all(isinstance(table, FileTable) and _is_parquet(table) for table in tables):
+    files = [table.path for table in tables if isinstance(table, FileTable) and table.is_parquet]
+    if len(files) < len(tables):
         return None
     import pyarrow
     import pyarrow.parquet
 
-    schemas = [pyarrow.parquet.read_schema(table.path) for table in tables if isinstance(table, FileTable)]
+    schemas = [pyarrow.parquet.read_schema(file) for file in files]
     return pyarrow.unify_schemas(schemas, promote_options="permissive").remove_metadata()
 
 
 def fingerprint(tables: Sequence[Table]) -> tuple[str, int]:
     """A digest of all that the tables hold, and about how many rows that is."""
-    digest, rows = hashlib.sha256(), 0
-    for table in tables:
-        if isinstance(table, HubTable):
-            digest.update(table.dataset._fingerprint.encode())
-            rows += table.dataset.num_rows
-            continue
-        assert isinstance(table, FileTable)
-        lines = 0
-        try:
-            with open_bytes(table.path) as stream:
-                while chunk := stream.read(2**20):
-                    digest.update(chunk)
-                    lines += chunk.count(b"\n")
-        except DAMAGED as error:
-            raise DataError(f"{table.name}: the compressed data is damaged ({error}): compress it again") from None
-        rows += _count(table) if _is_parquet(table) else lines
-    return digest.hexdigest(), rows
-
-
-def _count(table: Table) -> int:
-    """How many rows, bad ones counted too."""
-    if isinstance(table, HubTable):
-        return int(table.dataset.num_rows)
-    if isinstance(table, FileTable) and _is_parquet(table):
-        import pyarrow.parquet
-
-        return int(pyarrow.parquet.read_metadata(table.path).num_rows)
-    return sum(1 for _ in table.rows())
-
-
-def _is_parquet(table: FileTable) -> bool:
-    return sniff(table.path, table.name, table.encoding)[0] == "parquet"
+    digests, rows = zip(*(table.fingerprint() for table in tables), strict=True)
+    return hashlib.sha256("".join(digests).encode()).hexdigest(), sum(rows)

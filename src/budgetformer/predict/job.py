@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +20,14 @@ import torch
 
 import budgetformer
 from budgetformer.data.examples import BadRows, Example
-from budgetformer.data.locate import DataSource
+from budgetformer.data.locate import DataSource, quarantine_file
 from budgetformer.data.tokens import TextError, TokenTable
 from budgetformer.engine.answers import Columns
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import DataError, UsageError
 from budgetformer.predict.input import Window, fingerprint, open_input, parquet_schema, read_shard
-from budgetformer.predict.sinks import Sink, format_of, make_sink
+from budgetformer.predict.sinks import Sink, format_of
 from budgetformer.progress import View
 from budgetformer.runs.files import check_identity, read_json, write_json
 from budgetformer.runs.run import Run
@@ -49,10 +49,11 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request has come: input rows read, the sink's position, rows written, texts cut."""
+    """How far a request has come: input rows read, windows written with their bytes, rows written, texts cut."""
 
     read: int = 0
-    position: int = 0
+    windows: int = 0
+    size: int = 0
     written: int = 0
     cut: int = 0
     complete: bool = False
@@ -62,11 +63,11 @@ class Progress:
 class Summary:
     """What was done: rows in the output, texts cut, bad rows set aside; `rows_now` without what was done before."""
 
-    rows: int
-    cut: int
-    bad: int
-    rows_now: int
-    seconds: float
+    rows: int = 0
+    cut: int = 0
+    bad: int = 0
+    rows_now: int = 0
+    seconds: float = 0.0
 
 
 class Predictor:
@@ -75,44 +76,39 @@ class Predictor:
     def __init__(self, run: Run, *, budget: str | None = None, long: str = "cut") -> None:
         self.run, self.scorer = run, run.scorer(budget, long)
 
-    def predict(self, request: Request, say: Callable[[str], None]) -> Summary | None:
-        """Do what is asked, or the rest of it; None where it is done already. `say` gets lines for the user."""
-        output = request.output
+    def predict(self, request: Request, log: Callable[[str], None]) -> Summary | None:
+        """Do what is asked, or the rest of it; None where it is done already. `log` gets lines for the user."""
+        output, source = request.output, request.source
         saved = _claim(output, request.resume, request.overwrite)
         if saved is None and request.resume and output is not None and output.exists():
             shutil.rmtree(f"{output}.parts", ignore_errors=True)  # where a kill came between the end and tidying up
-            say(f"{output} is finished")
+            log(f"{output} is finished")
             return None
         answers = Columns(self.scorer.task, self.scorer.labels, top=request.top, probabilities=request.probabilities)
-        source = request.source
-        quarantine = Path(source.quarantine or f"{output or Path(source.data.replace(':', '_')).name}.bad.jsonl")
-        bad = BadRows(source.bad_rows, quarantine)
+        bad = BadRows(source.bad_rows, quarantine_file(source, output))
         number, of = read_shard(request.shard)
         data = open_input(source, self.run.text_columns, split=request.split, shard=(number, of), bad=bad)
         names = answers.names(data.present)
-        say(data.columns.sentence() + _renamed(answers, names))
+        log(data.columns.sentence() + _renamed(answers, names))
         contents, about = fingerprint(data.tables)
-        identity = {
-            "model": self.run.digest,
-            "input": contents,
-            "options": self._options(request, data.columns.sentence()),
-        }
+        options = self._options(request, data.columns.sentence())
+        identity = {"model": self.run.digest, "input": contents, "options": options}
         if saved:
             check_identity(saved["identity"], identity)
         added = dict(zip(names, answers.kinds.values(), strict=True))
         schema = parquet_schema(data.tables) if output and format_of(output) == "parquet" else None
-        sink = make_sink(output, data.present, added, header=number == 1, schema=schema)
-        job = _Job(self.scorer, answers, names, sink, output, identity, saved)
-        view = View(min(about, len(data.wanted)), job.progress.read, unit="row")
-        pairs = data.columns.text_pair is not None
+        sink = Sink(output, data.present, added, header=number == 1, schema=schema)
+        progress = Progress(**saved["progress"]) if saved else Progress()
+        job = _Job(self.scorer, answers, names, sink, output and _state_file(output), identity, progress)
+        view = View(min(about, len(data.shard)), progress.read, unit="row")
         gc.freeze()  # rows make many small objects: collecting them must not walk all that torch has imported
         try:
-            job.run(data.windows(job.progress.read), pairs, view)
+            job.run(data.windows(progress.read), data.columns.text_pair is not None, view)
         finally:
             gc.unfreeze()
             view.close()
         done = job.progress
-        return Summary(done.written, done.cut, bad.bad, done.written - job.before, time.monotonic() - job.began)
+        return Summary(done.written, done.cut, bad.bad, done.written - progress.written, time.monotonic() - job.began)
 
     def _options(self, request: Request, columns: str) -> dict[str, Any]:
         """All that the output's bytes depend on beside the model and the input."""
@@ -124,37 +120,33 @@ class Predictor:
         }  # fmt: skip
 
 
+@dataclass
 class _Job:
-    """One output under way."""
+    """One output under way; `state` is the file that holds the progress."""
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        answers: Columns,
-        names: list[str],
-        sink: Sink,
-        output: Path | None,
-        identity: dict[str, Any],
-        saved: dict[str, Any] | None,
-    ) -> None:
-        self.scorer, self.answers, self.names, self.sink, self.identity = scorer, answers, names, sink, identity
-        self.state = None if output is None else _state_file(output)
-        self.progress = Progress(**saved["progress"]) if saved else Progress()
-        self.before, self.began = self.progress.written, time.monotonic()
+    scorer: Scorer
+    answers: Columns
+    names: list[str]
+    sink: Sink
+    state: Path | None
+    identity: dict[str, Any]
+    progress: Progress
+    began: float = field(default_factory=time.monotonic)
 
     def run(self, windows: Iterator[Window], pairs: bool, view: View) -> None:
+        self.sink.open(self.progress.windows, self.progress.size)
         if not self.progress.complete:
-            self.progress = replace(self.progress, position=self.sink.open(self.progress.position))
             self._save()
             self._stream(windows, pairs, view)
             self.progress = replace(self.progress, complete=True)
             self._save()
-        self.sink.finish(self.progress.position)
+        self.sink.finish()
         if self.state:
             self.state.unlink(missing_ok=True)
         self.sink.clean()
 
     def _stream(self, windows: Iterator[Window], pairs: bool, view: View) -> None:
+        before = self.progress.written
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
             coming = reader.submit(next, windows, None)
             writing: Future[None] | None = None
@@ -165,7 +157,7 @@ class _Job:
                 if writing:
                     writing.result()
                     seconds = time.monotonic() - self.began
-                    view.step(self.progress.read, {"rows/s": round((self.progress.written - self.before) / seconds)})
+                    view.step(self.progress.read, {"rows/s": round((self.progress.written - before) / seconds)})
                 writing = writer.submit(self._commit, window, scores)
             if writing:
                 writing.result()
@@ -176,19 +168,19 @@ class _Job:
             return self.scorer.encode([e.text for e in rows], [e.text_pair or "" for e in rows] if pairs else None)
 
     def _commit(self, window: Window, scores: Scores) -> None:
-        taken = set(self.names)
+        added = set(self.names)
         with _placed(window.rows):
             rows = []
             for number, (example, values) in enumerate(zip(window.rows, self.answers.rows(scores), strict=True)):
-                if not taken.isdisjoint(example.fields):
-                    field = min(taken & example.fields.keys())
-                    raise TextError(number, f"the field {field!r} is one that predict adds: rename it in the input")
+                if not added.isdisjoint(example.fields):
+                    name = min(added & example.fields.keys())
+                    raise TextError(number, f"the field {name!r} is one that predict adds: rename it in the input")
                 rows.append({**example.fields, **dict(zip(self.names, values, strict=True))})
-            position = self.sink.write(rows)
-        done = self.progress
+            size = self.sink.write(rows)
+        done, cut = self.progress, int(scores.table.truncated.sum())
         self.progress = Progress(
-            window.end, position, done.written + len(rows), done.cut + int(scores.table.truncated.sum()), complete=False
-        )
+            window.end, done.windows + 1, done.size + size, done.written + len(rows), done.cut + cut
+        )  # fmt: skip
         self._save()
 
     def _save(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import json
 import os
 import shutil
@@ -73,25 +74,28 @@ def _parse(text: str, file: str, remedy: str) -> JsonObject:
     return value
 
 
+_GO_ON = "What was saved before is intact: fix it and go on with --resume"
+
+
 @contextmanager
-def named_write_errors(path: Path) -> Iterator[None]:
+def named_write_errors(path: Path, remedy: str = _GO_ON) -> Iterator[None]:
     """Turn a failed write into an error that says what to do; what was saved before stays."""
     try:
         yield
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         why = "the disk is full" if full else f"it cannot be written ({error})"
-        raise ModelError(f"{path}: {why}. What was saved before is intact: fix it and go on with --resume") from error
+        raise ModelError(f"{path}: {why}. {remedy}") from error
 
 
-def write_directory(target: Path, fill: Callable[[Path], object]) -> None:
+def write_directory(target: Path, fill: Callable[[Path], object], remedy: str = _GO_ON) -> None:
     """Make a directory by `fill`, visible under its name only when it is complete and on disk.
 
     What stood there before is deleted after the new one has its name; a process that ends in between leaves it under
     another name, from which `recover_directories` puts it back.
     """
     temporary, old = _temporary(target), target.with_name(f".{target.name}.old.tmp")
-    with named_write_errors(target):
+    with named_write_errors(target, remedy):
         _recover(old)
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -146,6 +150,12 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def hash_file(path: Path) -> str:
+    """The SHA-256 of a file's content."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def check_identity(saved: dict[str, Any], now: dict[str, Any]) -> None:

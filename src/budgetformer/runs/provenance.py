@@ -16,15 +16,15 @@ import budgetformer
 _FLAGS = ("avx", "amx", "fma", "neon", "sve")  # the instructions that decide how fast products are
 
 
-def environment() -> dict[str, str | int | None]:
-    """Versions, threads, processor and, in a checkout, the commit."""
+def environment(*packages: str) -> dict[str, str | int | None]:
+    """Versions, also of other packages, threads, processor and, in a checkout, the commit."""
     return {
         "budgetformer": budgetformer.__version__,
         "commit": _commit(),
         "python": sys.version.split()[0],
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "accelerate": metadata.version("accelerate"),
+        **{name: metadata.version(name) for name in ("accelerate", *packages)},
         "threads": torch.get_num_threads(),
         "cpu": _cpuinfo("model name") or platform.processor(),
         "cpu_flags": " ".join(flag for flag in _cpuinfo("flags").split() if flag.startswith(_FLAGS)),

@@ -11,23 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from budgetformer.calibrate import calibrate, named_dial, operating_points, write_calibration
-from budgetformer.data import (
-    DataSet,
-    DataSource,
-    TextEncoder,
-    TokenTable,
-    encode_split,
-    load_tokenizer,
-    open_data,
-    open_labelled,
-    stream_examples,
-)
+from budgetformer.data import DataSet, DataSource, TextEncoder, TokenTable, encode_split, load_tokenizer
+from budgetformer.data.dataset import Split, open_data, open_labelled, stream_examples
 from budgetformer.data.splits import overlap, sample_rows
 from budgetformer.engine.answers import named, rounded
-from budgetformer.engine.onnx import OnnxEngine, read_record
+from budgetformer.engine.onnx import OnnxEngine
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Engine, Scores, score
 from budgetformer.errors import DataError, ModelError, UsageError
@@ -35,7 +27,7 @@ from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.export.verify import CheckRows, made_up_rows
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import read_json
+from budgetformer.runs.files import hash_file, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -55,14 +47,18 @@ class HeldOut(NamedTuple):
     split: str
     notes: list[str]
 
+    @property
+    def rows(self) -> Split:
+        return self.data.splits[self.split]
+
+    def select(self, rows: NDArray[Any]) -> HeldOut:
+        """These rows alone, by their numbers or by a mask."""
+        return self._replace(data=replace(self.data, splits={self.split: self.rows.select(rows)}))
+
     def sample(self, limit: int | None) -> HeldOut:
         """At most so many of the rows, from all over the split."""
-        split = self.data.splits[self.split]
-        if limit is None or limit >= split.rows:
-            return self
-        rows = sample_rows(split.rows, limit)
-        few = split.select(rows)
-        return self._replace(data=replace(self.data, splits={self.split: few}))
+        count = self.rows.rows
+        return self if limit is None or limit >= count else self.select(sample_rows(count, limit))
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +88,9 @@ class Run:
         if not folder.is_dir():
             raise ModelError(f"{folder} does not exist: give the directory of a run")
         exported = (folder / "export.json").exists()
-        record = read_record(folder) if exported else read_json(folder / "run.json", "give the directory of a run")
+        record = read_json(
+            folder / ("export.json" if exported else "run.json"), "give the directory of a run or an export"
+        )
         check_format(folder, record)
         if not (folder / "config.json").exists():
             raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
@@ -123,11 +121,8 @@ class Run:
     def digest(self) -> str:
         """A SHA-256 of the files that answers come from."""
         files = [self.folder / name for name in ("config.json", "tokenizer.json")]
-        digest = hashlib.sha256()
-        for file in sorted([*files, *self.folder.glob("model*.safetensors"), *self.folder.glob("*.onnx")]):
-            with file.open("rb") as stream:
-                digest.update(hashlib.file_digest(stream, "sha256").digest())
-        return digest.hexdigest()
+        files += [*self.folder.glob("model*.safetensors"), *self.folder.glob("*.onnx")]
+        return hashlib.sha256(b"".join(bytes.fromhex(hash_file(file)) for file in sorted(files))).hexdigest()
 
     @cached_property
     def baseline(self) -> Run | None:
@@ -138,15 +133,13 @@ class Run:
     def budget(self, text: str | Dial | None) -> Dial:
         """A budget as it is written, or the name of an operating point; None: as learned, or as exported."""
         if text is None and self.exported:
-            return Dial.parse(self.record["dial"])
+            text = str(self.record["dial"])
         return text if isinstance(text, Dial) else named_dial(text, self.points)
 
     def engine(self, device: str | None = None) -> Engine:
         """What runs the model: ONNX Runtime for an export, else torch (default: on a GPU if there is one)."""
-        import torch
-
         if self.exported:
-            return OnnxEngine.load(self.folder, torch.get_num_threads())
+            return OnnxEngine.load(self.folder, self.budget(None), torch.get_num_threads())
         from budgetformer.engine.torch import TorchEngine
 
         place: Any = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -195,30 +188,35 @@ class Run:
         Of the run's own data (None, or the same content under whatever name) the split `prefer` that was kept back;
         of a changed training file the rows that are new; of any other data all rows.
         """
-        trained = self.record.get("data") or dict.fromkeys(_COLUMNS)
         if source is None:
             try:
-                return self._training_data(trained, prefer)
+                return self._training_data(prefer)
             except DataError as error:
                 raise DataError(f"the run's own rows cannot be had ({error}): give labelled rows") from None
         asked = DataSource(source) if isinstance(source, str) else source
-        data = self._open_labelled(asked, split)
-        name, digests = next(iter(data.splits)), self.record.get("data_digests") or {}
-        if split is None and data.splits[name].digest in digests.values():
-            places = {"data": asked.data, "data_dir": asked.data_dir or trained["data_dir"]}
+        rows = self._open_labelled(asked, split)
+        if split is None and rows.rows.digest in (self.record.get("data_digests") or {}).values():
             with suppress(DataError):
-                return self._training_data({**trained, **places}, prefer)
-        return self._without_training_rows(data, name, drop=split is None)
+                return self._training_data(prefer, asked)
+        return self._without_training_rows(rows, drop=split is None)
 
-    def _open_labelled(self, source: DataSource, split: str | None = None) -> DataSet:
+    @property
+    def _source(self) -> dict[str, Any]:
+        """What the run was trained on, as the options of a DataSource; without a value where it does not say."""
+        return self.record.get("data") or dict.fromkeys((*_COLUMNS, "data"))
+
+    def _open_labelled(self, source: DataSource, split: str | None = None) -> HeldOut:
         """All rows of one split, read with the run's columns, task and labels."""
-        trained = self.record.get("data") or dict.fromkeys(_COLUMNS)
-        columns: dict[str, Any] = {key: getattr(source, key) or trained[key] for key in _COLUMNS}
+        columns: dict[str, Any] = {key: getattr(source, key) or self._source[key] for key in _COLUMNS}
         task = {long: short for short, long in TASKS.items()}[self.task]
-        return open_labelled(replace(source, **columns), task, self.labels, split)
+        data = open_labelled(replace(source, **columns), task, self.labels, split)
+        return HeldOut(data, next(iter(data.splits)), data.warnings)
 
-    def _training_data(self, source: Mapping[str, Any], prefer: str) -> HeldOut:
-        """A split of the data that the run was trained on; DataError says why `source` is not that."""
+    def _training_data(self, prefer: str, place: DataSource | None = None) -> HeldOut:
+        """A split of the data that the run was trained on, now at `place`; DataError says why it cannot be had."""
+        source = self._source
+        if place is not None:
+            source = {**source, "data": place.data, "data_dir": place.data_dir or source["data_dir"]}
         if source["data"] in ("-", None):
             raise DataError("they came from standard input")
         try:
@@ -229,27 +227,26 @@ class Run:
             raise DataError(f"{source['data']} has changed since")
         return HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
 
-    def _without_training_rows(self, data: DataSet, name: str, *, drop: bool) -> HeldOut:
-        file = self.folder / TRAINING_ROWS
-        if not file.exists():
-            return HeldOut(data, name, data.warnings)
+    def _without_training_rows(self, held_out: HeldOut, *, drop: bool) -> HeldOut:
+        if not (file := self.folder / TRAINING_ROWS).exists():
+            return held_out
         from safetensors.numpy import load_file
 
-        trained, split = np.sort(load_file(file)["hashes"]), data.splits[name]
-        seen = overlap(split.hashes, trained)
+        trained, hashes = np.sort(load_file(file)["hashes"]), held_out.rows.hashes
+        seen = overlap(hashes, trained)
         if not seen.any():
-            return HeldOut(data, name, data.warnings)
+            return held_out
         note = f"{int(seen.sum())} of {len(seen)} rows were seen in training"
-        if drop and overlap(np.unique(trained), np.sort(split.hashes)).mean() >= _TRAINED_ON:
+        if drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON:
             if seen.all():
-                raise DataError(f"{data.source.data}: all of its {len(seen)} rows were seen in training: give others")
-            new = split.select(~seen)
-            data, note = replace(data, splits={name: new}), f"{note} and are left out"
-        return HeldOut(data, name, [*data.warnings, note])
+                where = held_out.data.source.data
+                raise DataError(f"{where}: all of its {len(seen)} rows were seen in training: give others")
+            held_out, note = held_out.select(~seen), f"{note} and are left out"
+        return held_out._replace(notes=[*held_out.notes, note])
 
     def encode(self, rows: HeldOut) -> TokenTable:
         """Held-out rows in token ids."""
-        return encode_split(rows.data.splits[rows.split], rows.data, self.tokenizer, self.max_length)
+        return encode_split(rows.rows, rows.data, self.tokenizer, self.max_length)
 
     def evaluate(
         self,
@@ -268,7 +265,7 @@ class Run:
             summarize(s, engine.config, split=rows.split, dial=str(dial), hardest=0 if number else _HARDEST)
             for number, (s, dial) in enumerate(zip(scores, dials, strict=True))
         ]
-        evaluations[0] = with_texts(evaluations[0], rows.data.splits[rows.split])
+        evaluations[0] = with_texts(evaluations[0], rows.rows)
         result: dict[str, Any] = {"evaluations": [asdict(e) for e in evaluations], "notes": rows.notes}
         return {**result, "columns": rows.data.columns_chosen, **self._versus_twin(scores[0], table, rows.split)}
 
@@ -296,10 +293,8 @@ class Run:
     ) -> dict[str, Any]:
         """Sweep the dial over held-out rows; the points are stored in the run, as names for budgets."""
         rows = self.held_out(data, split, prefer="validation").sample(limit)
-        table = self.encode(rows)
-        result = calibrate(
-            self.engine(), table, split=rows.split, max_drop=max_drop, max_cost=max_cost, target_ms=target_ms
-        )
+        targets = {"max_drop": max_drop, "max_cost": max_cost, "target_ms": target_ms}
+        result = calibrate(self.engine(), self.encode(rows), split=rows.split, **targets)
         write_calibration(self.folder, result)
         self.__dict__.pop("points", None)
         return {**result, "notes": rows.notes, "columns": rows.data.columns_chosen}
@@ -318,10 +313,13 @@ class Run:
 
         With format "torch": a static model with the best heads, where `budget` is the share of all heads (0.5).
         """
-        import torch
-
         if format == "torch":
-            return self._freeze(Path(target), 0.5 if budget is None else budget, only_onnx=int8 or rows is not None)
+            from budgetformer.export.frozen import export_frozen
+
+            if int8 or rows is not None:
+                raise UsageError("--int8 and --rows are for --format onnx: leave them out")
+            share = 0.5 if budget is None else self._share(budget)
+            return export_frozen(self.model, self.tokenizer, self.record, Path(target), run=self.folder, budget=share)
         if format != "onnx":
             raise UsageError(f"--format {format!r}: give onnx or torch")
         from budgetformer.export.run import check_target, export_model
@@ -329,46 +327,32 @@ class Run:
         dial, model = self.budget(str(budget) if isinstance(budget, float) else budget), self.model
         check_target(model, Path(target), dial)
         torch.nn.Module.float(model)
-        chosen = self._check_rows(rows, log)
+        chosen = self._check_rows(None if rows is None else DataSource(rows), log)
         log(f"comparing with the model on {chosen.source}")
         record = {name: self.record[name] for name in ("format_version", "name", "labels", "pairs", "max_length")}
         record |= {"text_columns": self.text_columns, "run": {"name": self.record["name"], "sha256": self.digest}}
         return export_model(model, self.tokenizer, record, Path(target), dial=dial, int8=int8, rows=chosen)
 
-    def _freeze(self, target: Path, budget: str | float | Dial, *, only_onnx: bool) -> dict[str, Any]:
-        from budgetformer.export.frozen import export_frozen
+    def _share(self, budget: str | float | Dial) -> float:
+        """The share of all heads that a budget asks to keep: a number, or mean:X."""
+        with suppress(TypeError, ValueError):
+            return float(budget)  # type: ignore[arg-type]
+        dial = self.budget(budget)  # type: ignore[arg-type]
+        if dial.mode != "mean" or dial.value is None:
+            raise UsageError(f"budget {dial}: give the share of all heads that are kept, such as 0.5")
+        return dial.value
 
-        if only_onnx:
-            raise UsageError("--int8 and --rows are for --format onnx: leave them out")
-        try:
-            share = float(budget)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            dial = self.budget(budget)  # type: ignore[arg-type]
-            if dial.mode != "mean" or dial.value is None:
-                raise UsageError(f"budget {dial}: give the share of all heads that are kept, such as 0.5") from None
-            share = dial.value
-        return export_frozen(self.model, self.tokenizer, self.record, target, run=self.folder, budget=share)
-
-    def _check_rows(self, rows: str | None, log: Callable[[str], None]) -> CheckRows:
+    def _check_rows(self, source: DataSource | None, log: Callable[[str], None]) -> CheckRows:
         """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""
-        if rows is not None:
-            return self._all_rows(DataSource(rows), log)
         try:
-            held_out = self._training_data(self.record["data"], "test").sample(_CHECK_ROWS)
-            table = self.encode(held_out)
-            return CheckRows(table, f"{len(table)} {held_out.split} rows of {held_out.data.source.data}")
+            rows = self._training_data("test").sample(_CHECK_ROWS) if source is None else self._open_labelled(source)
+            table = self.encode(rows)
+            return CheckRows(table, f"{len(table)} {rows.split} rows of {rows.data.source.data}")
         except DataError as error:
-            log(f"the run's own rows cannot be had ({error}): checking on made-up ones, give real ones with --rows")
-        return made_up_rows(self.model.config, self.max_length, self.pairs)
-
-    def _all_rows(self, source: DataSource, log: Callable[[str], None]) -> CheckRows:
-        try:
-            data = self._open_labelled(source)
-            split = next(iter(data.splits))
-            table = self.encode(HeldOut(data, split, []))
-            return CheckRows(table, f"{len(table)} {split} rows of {source.data}")
-        except DataError as error:
-            columns = {key: self.record["data"][key] for key in ("text", "text_pair", "data_dir")}
+            if source is None:
+                log(f"the run's own rows cannot be had ({error}): checking on made-up ones, give real ones with --rows")
+                return made_up_rows(self.model.config, self.max_length, self.pairs)
+            columns = {key: self._source[key] for key in ("text", "text_pair", "data_dir")}
             examples = list(stream_examples(replace(source, **columns)))
             log(f"{source.data} is read without labels: {error}")
         encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)

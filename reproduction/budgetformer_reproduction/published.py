@@ -9,22 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from budgetformer.cost.flops import Shape
+from budgetformer.cost.flops import Shape, papers_count
 
 FLOPS_PER_GRAM = 3e14
 _PRINTED = Shape()
 _PRINTED_AS = {"flops": ".2e", "carbon_g": ".4f"}
-
-
-def attention_flops(tokens: int, budget: float = 1.0, *, gated: bool = False, shape: Shape = _PRINTED) -> float:
-    """The paper's count for one text of `tokens` (padded) positions at mean budget s.
-
-    L (4 N D^2 + s (2 N^2 D + H N^2)), plus L (D^2 + D + D H) for the gates.
-    """
-    projections = 4 * tokens * shape.width**2
-    quadratic = budget * (2 * tokens**2 * shape.width + shape.heads * tokens**2)
-    gates = shape.width**2 + shape.width + shape.width * shape.heads if gated else 0
-    return shape.layers * (projections + quadratic + gates)
 
 
 def carbon_grams(flops: float) -> float:
@@ -69,7 +58,7 @@ def _cell(row: PublishedRow, gated: bool, quantity: str) -> dict[str, Any]:
     """A computed value beside the published one, which it matches if it rounds to the printed digits."""
 
     def value(budget: float) -> float:
-        flops = row.test_rows * attention_flops(row.tokens, budget, gated=gated)
+        flops = row.test_rows * papers_count(row.tokens, budget, gated=gated)
         return flops if quantity == "flops" else carbon_grams(flops)
 
     def printed(budget: float) -> float:

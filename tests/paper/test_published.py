@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from budgetformer.cost.flops import Shape
-from budgetformer.cost.paper import attention_flops, main_table_costs, summary
+from budgetformer.cost.flops import Shape, papers_count
+from budgetformer_reproduction.published import main_table_costs, summary
 
 
 def test_all_twenty_cells_match_what_was_printed() -> None:
@@ -17,12 +17,12 @@ def test_all_twenty_cells_match_what_was_printed() -> None:
 def test_a_cell_by_hand() -> None:
     small = Shape(layers=2, heads=2, width=4)
     # One layer, N = 3: 4 * 3 * 16 = 192; 2 * 9 * 4 + 2 * 9 = 90; gates 16 + 4 + 8 = 28.
-    assert attention_flops(3, shape=small) == 2 * (192 + 90)
-    assert attention_flops(3, 0.5, gated=True, shape=small) == 2 * (192 + 45 + 28)
+    assert papers_count(3, shape=small) == 2 * (192 + 90)
+    assert papers_count(3, 0.5, gated=True, shape=small) == 2 * (192 + 45 + 28)
 
 
 def test_a_wrong_value_does_not_match(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("budgetformer.cost.paper.FLOPS_PER_GRAM", 3.1e14)
+    monkeypatch.setattr("budgetformer_reproduction.published.FLOPS_PER_GRAM", 3.1e14)
     by_quantity = {q: [c["matches"] for c in main_table_costs() if c["quantity"] == q] for q in ("flops", "carbon_g")}
     assert all(by_quantity["flops"])
     assert not any(by_quantity["carbon_g"])
