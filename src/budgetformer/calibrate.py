@@ -1,11 +1,18 @@
-"""The dial of a trained model on held-out data: its curve, and operating points with names that every verb takes."""
+"""The budgets of a trained model on held-out data: their curve, and operating points with names that every verb takes.
+
+`max_disagreement` and `max_drop` are guarantees for texts like those that were looked at: positions are tried from the
+safest to the fastest, in an order that no answer has influenced, each by an exact binomial bound at the confidence
+that was asked for, up to the first that fails (fixed-sequence testing, so no correction for the number of tests).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,12 +23,13 @@ from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Engine, Scores, leave_early, score
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import cost_of, is_correct, paired_difference, summarize
-from budgetformer.exits import LIMITS, same_answer
+from budgetformer.exits import LIMITS, REGRESSION, same_answer
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import read_json, write_json
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
+_APART = 0.02  # in cost, of two positions that are shown
 _TIMED_TEXTS = 32  # one by one
 _SECONDS = 10.0  # for all positions together
 
@@ -63,48 +71,209 @@ def exit_curve(scores: Scores, config: BudgetFormerConfig) -> list[dict[str, Any
     return sorted(curve.values(), key=lambda point: point["cost"])
 
 
+class Position(NamedTuple):
+    """A place on the dial and what the model answers there."""
+
+    dial: str
+    scores: Scores
+
+
 def calibrate(
     engine: Engine,
     table: TokenTable,
     *,
     split: str,
+    max_disagreement: Sequence[float] = (),
     max_drop: Sequence[float] = (),
     max_cost: Sequence[float] = (),
     target_ms: Sequence[float] = (),
+    confidence: float = 0.95,
 ) -> dict[str, Any]:
-    """Sweep the dial over labelled rows that the model was not trained on, and choose the operating points.
+    """Sweep the budget over rows that the model was not trained on, and choose the operating points.
 
-    `max_drop` is in points of the score under that of all heads, `max_cost` a share of the dense attention's FLOPs,
-    `target_ms` the time of one text alone on this machine.
+    `max_disagreement` is in percent of the texts whose answer differs from the full model's, `max_drop` in points of
+    accuracy below it (for which rows need labels), `max_cost` a share of the dense model's FLOPs, `target_ms` the time
+    of one text alone on this machine. Without any of them a disagreement is chosen that the number of rows allows.
     """
-    config = engine.config
-    _check(config, max_drop, max_cost, target_ms)
-    mode = "mean" if config.gate.ranks_layers else "max"
-    dials = [*(f"{mode}:{share:g}" for share in SHARES), "learned", "full"]
-    scores = {dial: score(engine, table, dial) for dial in dials}
-    correct = {dial: is_correct(s) for dial, s in scores.items()}
-    full = correct["full"]
-    times = _time(engine, table, dials) if target_ms else {}
-    curve = []
-    for dial in dials:
-        result, ours = summarize(scores[dial], config, split=split, dial=dial), correct[dial]
-        low, high = result.interval
-        curve.append({
-            "dial": dial, "metric": result.metric, "score": result.score, "low": low, "high": high,
-            "versus_full": paired_difference(ours, full) if ours is not None and full is not None else None,
-            "k_over_h": result.budget["k_over_h"], "flops_ratio": result.cost["flops_ratio"],
-            "attention_flops_ratio": result.cost["attention_flops_ratio"], "ms_per_text": times.get(dial),
-        })  # fmt: skip
-    points = {}
-    best = next(p["score"] for p in curve if p["dial"] == "full")
+    config, labelled = engine.config, table.labels is not None
+    _check(config, max_drop, max_cost, target_ms, confidence)
+    guarantees = _Guarantees(len(table), labelled, config.task, confidence)
+    if not (max_disagreement or max_drop or max_cost or target_ms) and config.task != REGRESSION:
+        max_disagreement = guarantees.default()
+    positions = _positions(engine, table)
+    reference, walked = positions[0].scores, [_measure(p, positions[0].scores, config, split) for p in positions]
+    points: dict[str, dict[str, Any]] = {}
+    for percent in max_disagreement:
+        points[f"max-disagreement-{percent:g}"] = guarantees.disagreement(walked, percent)
     for drop in max_drop:
-        within = [p for p in curve if p["score"] >= best - drop / 100]
-        points[f"max-drop-{drop:g}"] = min(within, key=lambda p: p["attention_flops_ratio"])
+        points[f"max-drop-{drop:g}"] = guarantees.drop(walked, drop)
+    shown = [p for p in _thinned(walked) if p not in points.values()]
+    curve = sorted([*shown, *{p["dial"]: p for p in points.values()}.values()], key=lambda p: -p["flops_ratio"])
+    if target_ms:
+        times = _time(engine, table, [p["dial"] for p in curve])
+        curve = [{**p, "ms_per_text": times[p["dial"]]} for p in curve]
     for cost in max_cost:
-        points[f"max-cost-{cost:g}"] = _best_under(curve, "attention_flops_ratio", cost, f"--max-cost {cost:g}")
+        points[f"max-cost-{cost:g}"] = _best_under(curve, "flops_ratio", cost, f"--max-cost {cost:g}")
     for ms in target_ms:
         points[f"target-ms-{ms:g}"] = _best_under(curve, "ms_per_text", ms, f"--target-ms {ms:g}")
-    return {"split": split, "rows": len(table), "curve": curve, "points": points}
+    curve = [{k: v for k, v in p.items() if k != "guarantee"} for p in curve]
+    result = {"split": split, "rows": len(table), "engine": engine.name, "curve": curve, "points": points}
+    if config.exits:
+        result["stages"] = _stages(reference, config, points)
+    return result
+
+
+def _positions(engine: Engine, table: TokenTable) -> list[Position]:
+    """Places on the dial from the safest to the fastest, the whole model first."""
+    config = engine.config
+    if config.exits and len(config.stages.depths) > 1:
+        scores = score(engine, table, "exit:0")
+        limits = (0.0, *LIMITS, math.inf)
+        return [Position(str(Dial("exit", limit)), leave_early(scores, config.stages, limit)) for limit in limits]
+    mode = "mean" if config.gate.ranks_layers else "max"
+    dials = ["full", *(f"{mode}:{share:g}" for share in sorted(SHARES, reverse=True)), "learned"]
+    return [Position(dial, score(engine, table, dial)) for dial in dials]
+
+
+def _measure(position: Position, reference: Scores, config: BudgetFormerConfig, split: str) -> dict[str, Any]:
+    """Cost, disagreement with the whole model and, with labels, quality of one position."""
+    scores, cost = position.scores, cost_of(position.scores, config)
+    share = scores.heads / scores.num_heads
+    entry: dict[str, Any] = {
+        "dial": position.dial, "flops_ratio": cost["flops_ratio"], "k_over_h": float(share.mean()),
+        "attention_flops_ratio": cost["attention_flops_ratio"],
+    }  # fmt: skip
+    if scores.exits is not None:
+        entry["exits"] = [float((scores.exits == stage).mean()) for stage in range(len(config.stages.depths))]
+    if config.task != REGRESSION:
+        entry["disagreements"] = int((~same_answer(scores.logits, reference.logits, config.task)).sum())
+        entry["disagreement"] = entry["disagreements"] / max(1, len(scores.logits))
+    if scores.table.labels is not None:
+        result = summarize(scores, config, split=split, dial=position.dial)
+        low, high = result.interval
+        entry |= {"metric": result.metric, "score": result.score, "low": low, "high": high}
+        ours, full = is_correct(scores), is_correct(reference)
+        if ours is not None and full is not None:
+            entry["versus_full"] = paired_difference(ours, full)
+            entry["only_full_right"], entry["only_ours_right"] = int((full & ~ours).sum()), int((ours & ~full).sum())
+    return entry
+
+
+def _thinned(walked: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Positions whose costs are at least a little apart."""
+    shown = walked[:1]
+    for entry in walked[1:]:
+        if abs(entry["flops_ratio"] - shown[-1]["flops_ratio"]) > _APART:
+            shown.append(entry)
+    return shown
+
+
+def upper_bound(cases: int, rows: int, confidence: float) -> float:
+    """The exact one-sided upper bound of a proportion (Clopper and Pearson)."""
+    from scipy.stats import beta
+
+    return 1.0 if cases >= rows else float(beta.ppf(confidence, cases + 1, rows - cases))
+
+
+def lower_bound(cases: int, rows: int, confidence: float) -> float:
+    """The exact one-sided lower bound of a proportion."""
+    return 1 - upper_bound(rows - cases, rows, confidence)
+
+
+class _Guarantees(NamedTuple):
+    """What can be promised from so many rows."""
+
+    rows: int
+    labelled: bool
+    task: str
+    confidence: float
+
+    def needed(self, share: float, confidence: float) -> int:
+        """The rows without which nothing can be promised, even if nothing goes wrong on any of them."""
+        return math.ceil(math.log(1 - confidence) / math.log(1 - share))
+
+    def default(self) -> list[float]:
+        """The smallest of some disagreements that these rows allow to promise."""
+        allowed = [p for p in (0.5, 1.0, 2.0, 5.0) if self.rows >= self.needed(p / 100, self.confidence)]
+        return allowed[:1]
+
+    def _enough(self, asked: str, share: float, confidence: float) -> None:
+        if not 0 < share < 1:
+            raise UsageError(f"{asked}: give a number above 0 and below 100")
+        if self.task == REGRESSION:
+            raise UsageError(f"{asked}: it is for classification; a regression gives numbers, not labels")
+        if self.rows < (needed := self.needed(share, confidence)):
+            raise UsageError(
+                f"{asked} at a confidence of {self.confidence:g} needs at least {needed} rows that the model was not "
+                f"trained on, and there are {self.rows}: give more rows, a larger number, or a lower --confidence"
+            )
+
+    def disagreement(self, walked: list[dict[str, Any]], percent: float) -> dict[str, Any]:
+        """The fastest position that differs from the whole model on at most so many of all texts."""
+        self._enough(f"--max-disagreement {percent:g}", percent / 100, self.confidence)
+
+        def bound(entry: dict[str, Any]) -> float:
+            return upper_bound(entry["disagreements"], self.rows, self.confidence)
+
+        return self._last_safe(walked, bound, percent, "disagreement")
+
+    def drop(self, walked: list[dict[str, Any]], points: float) -> dict[str, Any]:
+        """The fastest position whose accuracy is at most so many points below the whole model's.
+
+        The drop is P(only the whole model right) - P(only the budgeted one right), each bounded at half the risk.
+        """
+        half = (1 + self.confidence) / 2
+        self._enough(f"--max-drop {points:g}", points / 100, half)
+        if not self.labelled:
+            raise UsageError(
+                f"--max-drop {points:g}: the rows have no labels; give labelled rows, or --max-disagreement"
+            )
+
+        def bound(entry: dict[str, Any]) -> float:
+            lost = upper_bound(entry["only_full_right"], self.rows, half)
+            return lost - lower_bound(entry["only_ours_right"], self.rows, half)
+
+        return self._last_safe(walked, bound, points, "drop")
+
+    def _last_safe(
+        self, walked: list[dict[str, Any]], bound: Callable[[dict[str, Any]], float], limit: float, kind: str
+    ) -> dict[str, Any]:
+        chosen, proven = walked[0], 0.0
+        for entry in walked[1:]:
+            if (reached := bound(entry)) > limit / 100:
+                break
+            chosen, proven = entry, reached
+        promise = {
+            "kind": kind,
+            "limit": limit / 100,
+            "bound": proven,
+            "confidence": self.confidence,
+            "rows": self.rows,
+        }
+        return {**chosen, "guarantee": promise}
+
+
+def _stages(reference: Scores, config: BudgetFormerConfig, points: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each stage by itself: its answers for every row, and what the first point would cost without it."""
+    stages, logits = config.stages, reference.stage_logits
+    assert logits is not None
+    first = next(iter(points.values()), None)
+    limit = 0.0 if first is None else Dial.parse(first["dial"]).value or 0.0
+    result = []
+    for stage, name in enumerate(stages.names):
+        alone = replace(reference, logits=logits[:, stage], stage_logits=None)
+        entry: dict[str, Any] = {"stage": name, "layers": stages.depths[stage]}
+        entry["disagreement"] = float((~same_answer(alone.logits, logits[:, -1], config.task)).mean())
+        if reference.table.labels is not None:
+            entry["score"] = summarize(alone, config, split="", dial="").score
+            ours, full = is_correct(alone), is_correct(replace(reference, logits=logits[:, -1]))
+            entry["versus_full"] = None if ours is None or full is None else paired_difference(ours, full)
+        if stage < len(stages.names) - 1:
+            without = stages.without(stage)
+            costs = [cost_of(leave_early(reference, rule, limit), config)["flops_ratio"] for rule in (stages, without)]
+            entry["saves"] = costs[1] - costs[0]  # a share of the dense model's cost
+        result.append(entry)
+    return result
 
 
 def write_calibration(folder: Path, result: dict[str, Any]) -> None:
@@ -117,15 +286,16 @@ def _check(
     max_drop: Sequence[float],
     max_cost: Sequence[float],
     target_ms: Sequence[float],
+    confidence: float,
 ) -> None:
-    if not config.gate.can_dial:
-        raise UsageError(f"a model with gates of the kind {config.kind!r} has no dial to calibrate")
-    if wrong := [value for value in max_drop if not 0 <= value <= 100]:
-        raise UsageError(f"--max-drop {wrong[0]:g}: give points of the score, from 0 to 100")
+    if not config.exits and not config.gate.can_dial:
+        raise UsageError(f"a model without exits and with gates of the kind {config.kind!r} has no budget to calibrate")
     if wrong := [value for value in max_cost if not 0 < value <= 1]:
-        raise UsageError(f"--max-cost {wrong[0]:g}: give a share of the dense attention's FLOPs, above 0 and up to 1")
+        raise UsageError(f"--max-cost {wrong[0]:g}: give a share of the dense model's FLOPs, above 0 and up to 1")
     if wrong := [value for value in target_ms if not value > 0]:
         raise UsageError(f"--target-ms {wrong[0]:g}: give milliseconds above 0")
+    if not 0.5 <= confidence < 1:
+        raise UsageError(f"--confidence {confidence:g}: give a probability from 0.5 to below 1, such as 0.95")
 
 
 def _best_under(curve: list[dict[str, Any]], key: str, limit: float, asked: str) -> dict[str, Any]:
@@ -133,7 +303,8 @@ def _best_under(curve: list[dict[str, Any]], key: str, limit: float, asked: str)
     if not reached:
         least = min(curve, key=lambda p: p[key])
         raise UsageError(f"{asked}: no position of the dial reaches it; the least is {least[key]:.3g}, {least['dial']}")
-    return max(reached, key=lambda p: (p["score"], -p[key]))
+    quality = "score" if "score" in reached[0] else "disagreement"
+    return max(reached, key=lambda p: (p[quality] if quality == "score" else -p[quality], -p[key]))
 
 
 def _time(engine: Engine, table: TokenTable, dials: list[str]) -> dict[str, float]:

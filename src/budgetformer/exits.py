@@ -10,6 +10,7 @@ Shapes: R rows, S stages, C outputs; B samples, N tokens, D model width.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -92,6 +93,7 @@ class Exits:
         self.depths = [*([0] if options.words else []), *(options.layers or ()), layers]
         self.names = ["words" if depth == 0 else f"layer {depth}" for depth in self.depths]
         self.heads = [min(stage + (not options.words), len(options.layers or ())) for stage in range(len(self.depths))]
+        self.closed: set[int] = set()  # stages that nothing leaves at
         self.to_come = 1 - np.array(self.depths) / layers
 
     @property
@@ -118,6 +120,12 @@ class Exits:
             return math.inf
         return float(np.exp(np.interp(dial.value, costs, np.log(limits))))
 
+    def without(self, stage: int) -> Exits:
+        """The same stages and rule, but no row leaves at this one."""
+        other = copy.copy(self)
+        other.closed = {*self.closed, stage}
+        return other
+
     def risk(self, stage: int, logits: NDArray[Any]) -> NDArray[np.float64]:
         """P(the last stage answers differently) after a stage. (R, C) -> (R,)."""
         intercept, slope = self.options.rule[stage]
@@ -127,7 +135,7 @@ class Exits:
         """Which rows leave at a stage; all of them at the last one. (R, C) -> (R,)."""
         if stage == len(self.depths) - 1:
             return np.ones(len(logits), bool)
-        if not limit or not self.options.rule:
+        if not limit or not self.options.rule or stage in self.closed:
             return np.zeros(len(logits), bool)
         result: NDArray[np.bool_] = self.risk(stage, logits) < limit * self.to_come[stage]
         return result

@@ -21,18 +21,24 @@ def calibrate(
     split: Annotated[
         str | None, typer.Option(help="Which split of DATA (default: validation of the run's own)")
     ] = None,
-    max_drop: Annotated[
-        list[float] | None, typer.Option(help="The cheapest position within this many points of all heads.")
+    max_disagreement: Annotated[
+        list[float] | None,
+        typer.Option(help="Guarantee: at most this percent of texts get another label than from the full model."),
     ] = None,
+    max_drop: Annotated[
+        list[float] | None,
+        typer.Option(help="Guarantee: accuracy at most this many points below the full model's (needs labels)."),
+    ] = None,
+    confidence: Annotated[float, typer.Option(help="The probability with which guarantees hold.")] = 0.95,
     max_cost: Annotated[
-        list[float] | None, typer.Option(help="The best position at this share of the dense attention's FLOPs.")
+        list[float] | None, typer.Option(help="The best position at this share of the dense model's FLOPs.")
     ] = None,
     target_ms: Annotated[
         list[float] | None, typer.Option(help="The best position at this time for one text alone, on this machine.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Sweep RUN's dial over held-out DATA; its points are names for --budget, e.g. max-drop-0.5."""
+    """Sweep RUN's budget over held-out DATA; its points are names for --budget, e.g. max-disagreement-0.5."""
     from budgetformer.cli.show import print_calibration, print_json, quiet_libraries
     from budgetformer.runs.run import Run
 
@@ -40,7 +46,9 @@ def calibrate(
     result = Run.open(run).calibrate(
         source,
         split=split,
+        max_disagreement=max_disagreement or (),
         max_drop=max_drop or (),
+        confidence=confidence,
         max_cost=max_cost or (),
         target_ms=target_ms or (),
         limit=source.limit,

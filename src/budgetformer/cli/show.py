@@ -100,22 +100,59 @@ def print_evaluations(evaluations: list[dict[str, Any]], title: str) -> None:
 
 
 def print_calibration(result: dict[str, Any], run: Path) -> None:
-    """The dial's curve, and the operating points with their names."""
-    rows = []
+    """The curve of cost against agreement and quality, the stages, and the operating points with their names."""
+    first, rows = result["curve"][0], []
     for point in result["curve"]:
-        span = "{low:.4f} to {high:.4f}".format_map(point) if point["low"] is not None else ""
-        versus = point["versus_full"]
-        paired = f"{100 * versus['low']:+.2f} to {100 * versus['high']:+.2f}" if versus else ""
-        rows.append({**point, "interval": span, "paired": paired})
-    columns = {
-        "budget": "{dial}", rows[0]["metric"]: "{score:.4f}", "95 % interval": "{interval}",
-        "against all heads": "{paired}", "k/H": "{k_over_h:.3f}", "attention FLOPs": "{attention_flops_ratio:.1%}",
-        "FLOPs": "{flops_ratio:.1%}",
+        row = dict(point)
+        if versus := point.get("versus_full"):
+            row["paired"] = f"{100 * versus['low']:+.2f} to {100 * versus['high']:+.2f}"
+        row["leaving"] = " ".join(f"{share:.0%}" for share in point.get("exits") or ())
+        rows.append(row)
+    names = " | ".join(stage["stage"] for stage in result.get("stages", ()))
+    optional = {
+        "disagreement": ("other label", "{disagreement:.2%}"), "score": (first.get("metric", ""), "{score:.4f}"),
+        "versus_full": ("against full, points", "{paired}"), "exits": (f"leaving at {names}", "{leaving}"),
+        "ms_per_text": ("ms per text", "{ms_per_text:.2f}"),
     }  # fmt: skip
-    columns |= {"ms a text": "{ms_per_text:.2f}"} if rows[0]["ms_per_text"] is not None else {}
+    columns = {"budget": "{dial}", "FLOPs": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}"}
+    columns |= dict(heading for key, heading in optional.items() if first.get(key) is not None)
     print_table(f"{run} on {result['rows']} {result['split']} rows", columns, rows, left=["budget"])
+    for line in stage_lines(result.get("stages") or []):
+        print_line(line)
     for name, point in result["points"].items():
-        print_line(f"--budget {name} is {point['dial']}: {point['metric']} {point['score']:.4f}")
+        print_line(f"--budget {name} is {point['dial']}: {point_line(point)}")
+    if result["points"]:
+        print_line(f"next: budgetformer predict {run} DATA --budget {next(iter(result['points']))}")
+
+
+def stage_lines(stages: list[dict[str, Any]]) -> list[str]:
+    """Which stages pay, and whether the words would do."""
+    lines = []
+    for stage in stages[:-1]:
+        verdict = f"saves {stage['saves']:.1%} of the dense cost" if stage["saves"] > 0.005 else "does not pay"
+        score = f"{stage['score']:.4f} by itself, " if "score" in stage else ""
+        lines.append(f"{stage['stage']}: {score}{verdict}".replace("%", " %"))
+    words = stages[0] if stages and stages[0]["layers"] == 0 else None
+    if words and words.get("versus_full") and words["versus_full"]["low"] > -0.005:
+        lines.append(
+            f"these data do not need a Transformer: the words alone reach {words['score']:.4f}, the full model "
+            f"{stages[-1]['score']:.4f}, and the difference is below half a point"
+        )
+    return lines
+
+
+def point_line(point: dict[str, Any]) -> str:
+    """What a point costs and what it promises."""
+    parts = [f"{point['flops_ratio']:.1%} of the dense FLOPs"]
+    if "disagreement" in point:
+        parts.append(f"another label for {point['disagreement']:.2%} of texts")
+    if point.get("versus_full"):
+        versus = point["versus_full"]
+        parts.append(f"{100 * versus['value']:+.2f} points ({100 * versus['low']:+.2f} to {100 * versus['high']:+.2f})")
+    if promise := point.get("guarantee"):
+        what = "other labels" if promise["kind"] == "disagreement" else "points lost"
+        parts.append(f"at most {promise['limit']:.2%} {what} with {promise['confidence']:.0%} confidence")
+    return ", ".join(parts).replace("%", " %")
 
 
 def print_bench(result: dict[str, Any]) -> None:

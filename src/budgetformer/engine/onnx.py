@@ -53,7 +53,7 @@ def session(model: bytes | Path, threads: int | None = None) -> InferenceSession
 class OnnxEngine:
     """An exported graph. The budget is what was exported, or max:X where that was learned or max."""
 
-    details = False
+    details, name = False, "onnx"
     batch_tokens = 4096  # padded tokens: about what a CPU's caches hold
 
     def __init__(self, graph: InferenceSession, config: BudgetFormerConfig, folder: Path, exported: Dial) -> None:

@@ -37,6 +37,7 @@ class Engine(Protocol):
     """Something that runs the model: torch, ONNX Runtime, ..."""
 
     config: BudgetFormerConfig
+    name: str  # what guarantees hold for
     batch_tokens: int  # padded tokens of a batch, by default
     details: bool  # whether it knows budgets and entropies
 
@@ -77,11 +78,11 @@ class Scores:
             values = expit(values)
         elif self.task == "single_label_classification":
             values = softmax(values, axis=1)
-        values = values.astype(np.float32)
+        result: Floats = values.astype(np.float32)
         if (pieces := self.table.pieces) is None:
-            return values
+            return result
         tokens, first = self.table.lengths, np.cumsum(pieces) - pieces
-        return (np.add.reduceat(values * tokens[:, None], first) / self.tokens[:, None]).astype(np.float32)
+        return (np.add.reduceat(result * tokens[:, None], first) / self.tokens[:, None]).astype(np.float32)
 
     @cached_property
     def tokens(self) -> NDArray[np.int64]:
@@ -119,7 +120,6 @@ def leave_early(scores: Scores, stages: Exits, limit: float) -> Scores:
         budget=None if scores.budget is None else scores.budget * ran,
         entropy=None if scores.entropy is None else scores.entropy * ran,
         exits=exits,
-        stage_logits=None,
     )
 
 

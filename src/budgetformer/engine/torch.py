@@ -19,7 +19,7 @@ from budgetformer.nn.objective import relevance_entropy
 class TorchEngine:
     """A model where it is, on its device; `progress` is t/T for a model in training (default: the config's)."""
 
-    details = True
+    details, name = True, "torch"
 
     def __init__(self, model: BudgetFormerForSequenceClassification, *, progress: float | None = None) -> None:
         self.model, self.config, self.progress = model, model.config, progress

@@ -25,7 +25,7 @@ from budgetformer.engine.scores import Engine, Scores, score
 from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.export.verify import CheckRows, made_up_rows
-from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import hash_file, read_json
 
@@ -113,6 +113,11 @@ class Run:
         return model
 
     @cached_property
+    def config(self) -> BudgetFormerConfig:
+        """The model's config, without its weights."""
+        return BudgetFormerConfig.from_pretrained(self.folder)
+
+    @cached_property
     def points(self) -> dict[str, str]:
         """The operating points that `calibrate` named, as budgets."""
         return operating_points(self.folder)
@@ -181,24 +186,30 @@ class Run:
             raise UsageError(f"the run was trained on single texts: leave {flag} out")
 
     def held_out(
-        self, source: DataSource | str | None = None, split: str | None = None, *, prefer: str = "test"
+        self,
+        source: DataSource | str | None = None,
+        split: str | None = None,
+        *,
+        prefer: str = "test",
+        unseen: bool = False,
     ) -> HeldOut:
         """Labelled rows that the run was not trained on, read as it read its own.
 
         Of the run's own data (None, or the same content under whatever name) the split `prefer` that was kept back;
-        of a changed training file the rows that are new; of any other data all rows.
+        of a changed training file the rows that are new; of any other data all rows. With `unseen` no row that the
+        model, or its exit rule, was fitted to.
         """
         if source is None:
             try:
-                return self._training_data(prefer)
+                return self._training_data(prefer, unseen=unseen)
             except DataError as error:
                 raise DataError(f"the run's own rows cannot be had ({error}): give labelled rows") from None
         asked = DataSource(source) if isinstance(source, str) else source
         rows = self._open_labelled(asked, split)
         if split is None and rows.rows.digest in (self.record.get("data_digests") or {}).values():
             with suppress(DataError):
-                return self._training_data(prefer, asked)
-        return self._without_training_rows(rows, drop=split is None)
+                return self._training_data(prefer, asked, unseen=unseen)
+        return self._without_training_rows(rows, drop=split is None, always=unseen)
 
     @property
     def _source(self) -> dict[str, Any]:
@@ -212,7 +223,7 @@ class Run:
         data = open_labelled(replace(source, **columns), task, self.labels, split)
         return HeldOut(data, next(iter(data.splits)), data.warnings)
 
-    def _training_data(self, prefer: str, place: DataSource | None = None) -> HeldOut:
+    def _training_data(self, prefer: str, place: DataSource | None = None, *, unseen: bool = False) -> HeldOut:
         """A split of the data that the run was trained on, now at `place`; DataError says why it cannot be had."""
         source = self._source
         if place is not None:
@@ -225,9 +236,13 @@ class Run:
             raise DataError(str(error)) from None
         if data.digests != self.record["data_digests"]:
             raise DataError(f"{source['data']} has changed since")
-        return HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
+        rows = HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
+        if not unseen or rows.split != "validation" or not self.config.exits:
+            return rows
+        note = "the exit rule was fitted to every other validation row: the rest is used"
+        return rows.select(np.arange(1, rows.rows.rows, 2))._replace(notes=[*rows.notes, note])
 
-    def _without_training_rows(self, held_out: HeldOut, *, drop: bool) -> HeldOut:
+    def _without_training_rows(self, held_out: HeldOut, *, drop: bool, always: bool = False) -> HeldOut:
         if not (file := self.folder / TRAINING_ROWS).exists():
             return held_out
         from safetensors.numpy import load_file
@@ -237,7 +252,7 @@ class Run:
         if not seen.any():
             return held_out
         note = f"{int(seen.sum())} of {len(seen)} rows were seen in training"
-        if drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON:
+        if always or (drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON):
             if seen.all():
                 where = held_out.data.source.data
                 raise DataError(f"{where}: all of its {len(seen)} rows were seen in training: give others")
@@ -286,18 +301,26 @@ class Run:
         data: DataSource | str | None = None,
         *,
         split: str | None = None,
-        max_drop: Sequence[float] = (),
-        max_cost: Sequence[float] = (),
-        target_ms: Sequence[float] = (),
         limit: int | None = None,
+        **targets: Any,
     ) -> dict[str, Any]:
-        """Sweep the dial over held-out rows; the points are stored in the run, as names for budgets."""
-        rows = self.held_out(data, split, prefer="validation").sample(limit)
-        targets = {"max_drop": max_drop, "max_cost": max_cost, "target_ms": target_ms}
-        result = calibrate(self.engine(), self.encode(rows), split=rows.split, **targets)
+        """Sweep the budget over held-out rows; the points are stored in the run, as names for budgets.
+
+        Targets are those of `calibrate.calibrate`: max_disagreement, max_drop, max_cost, target_ms, confidence.
+        """
+        try:
+            rows = self.held_out(data, split, prefer="validation", unseen=True).sample(limit)
+            table, name, notes, columns = self.encode(rows), rows.split, rows.notes, rows.data.columns_chosen
+        except DataError as error:
+            if data is None:
+                raise
+            source = DataSource(data) if isinstance(data, str) else data
+            table, name, columns = self._unlabelled(source), "unlabelled", f"read without labels ({error})"
+            table, notes = (table if limit is None else table.select(sample_rows(len(table), limit))), []
+        result = calibrate(self.engine(), table, split=name, **targets)
         write_calibration(self.folder, result)
         self.__dict__.pop("points", None)
-        return {**result, "notes": rows.notes, "columns": rows.data.columns_chosen}
+        return {**result, "notes": notes, "columns": columns}
 
     def export(
         self,
@@ -352,11 +375,15 @@ class Run:
             if source is None:
                 log(f"the run's own rows cannot be had ({error}): checking on made-up ones, give real ones with --rows")
                 return made_up_rows(self.model.config, self.max_length, self.pairs)
-            columns = {key: self._source[key] for key in ("text", "text_pair", "data_dir")}
-            examples = list(stream_examples(replace(source, **columns)))
             log(f"{source.data} is read without labels: {error}")
+        table = self._unlabelled(source)
+        return CheckRows(table, f"{len(table)} rows of {source.data}")
+
+    def _unlabelled(self, source: DataSource) -> TokenTable:
+        """The texts of a file whose labels are not known, in the columns that the run was trained on."""
+        columns = {key: getattr(source, key) or self._source[key] for key in ("text", "text_pair", "data_dir")}
         encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
-        return CheckRows(encoder.table(examples, self.pairs), f"{len(examples)} rows of {source.data}")
+        return encoder.table(stream_examples(replace(source, **columns)), self.pairs)
 
 
 _COLUMNS = ("text", "text_pair", "label", "label_separator", "data_dir")  # the same for other rows, unless given
