@@ -92,7 +92,7 @@ class _Rows:
         for name in self.tensors:
             value = getattr(self, name)
             setattr(self, name, None if value is None else value[stay])
-        if self.budgets.mask is not None:
+        if self.budgets.mask is not None and len(stay):
             mask = self.budgets.mask[stay]
             columns = int(mask.any(dim=0).nonzero().max()) + 1
             self.budgets = self.budgets.with_mask(padding_mask(mask[:, :columns]))
