@@ -286,6 +286,20 @@ def test_gates_can_have_their_own_rate(prepared: Prepared, tmp_path: Path) -> No
     assert min(moved[name] for name in moved.keys() - gates if name.endswith("weight")) > 1e-3
 
 
+def test_matrices_decay_and_biases_norms_and_scores_of_heads_do_not(prepared: Prepared, tmp_path: Path) -> None:
+    for kind in ("learned", "static"):
+        run = fit(
+            prepared, tmp_path / kind, RECIPE.changed({"weight_decay": 0.5, "model": {"gates": {"kind": kind}}}, "")
+        )
+        before = weights(run)
+        for parameter in run.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        run.optimizer.step()
+        shrunk = {name for name, value in weights(run).items() if not torch.equal(value, before[name])}
+        assert shrunk == {name for name, p in run.model.named_parameters() if p.ndim > 1 and p.any()}
+        assert any("bias" in name for name in before.keys() - shrunk)
+
+
 def test_tensorboard_on_request(prepared: Prepared, tmp_path: Path) -> None:
     fit(prepared, tmp_path, RECIPE.changed({"epochs": 1}, where="test"), tensorboard=True).run()
     assert list((tmp_path / "tensorboard").glob("events*"))

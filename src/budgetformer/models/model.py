@@ -149,7 +149,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             parts = self.losses(encoded.logits, labels, allocations, progress)
             if share_B is not None:
                 options, flops_B = self.config.part(RankingOptions), self._attention_flops(input_ids, mask_BN)
-                parts |= ranked_losses(allocations, share_B, flops_B, options)
+                parts |= ranked_losses(allocations, share_B, flops_B, options, progress)
             parts |= self._distillation(encoded, teacher_logits, teacher_states, mask_BN)
             loss = torch.stack(tuple(parts.values())).sum()
         output = BudgetFormerOutput(loss, encoded.logits, parts, allocations, budgets.maps or None)

@@ -45,11 +45,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def make_optimizer(model: BudgetFormerForSequenceClassification, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW; the gates may have a learning rate of their own."""
-    gates = [p for name, p in model.named_parameters() if ".allocator." in name]
-    rest = [p for name, p in model.named_parameters() if ".allocator." not in name]
-    groups = [{"params": rest, "scale": 1.0}, *([{"params": gates, "scale": recipe.gate_rate}] if gates else [])]
-    return torch.optim.AdamW(groups, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
+    """AdamW; the gates may have a learning rate of their own. Matrices decay; biases, norms and head scores do not."""
+    parts: dict[tuple[float, float], list[Tensor]] = {}
+    for name, parameter in model.named_parameters():
+        rate = recipe.gate_rate if ".allocator." in name else 1.0
+        parts.setdefault((rate, recipe.weight_decay if parameter.ndim > 1 else 0.0), []).append(parameter)
+    groups = [{"params": p, "scale": rate, "weight_decay": decay} for (rate, decay), p in parts.items()]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, fused=True)
 
 
 def rate_at(step: int, planned: int, recipe: Recipe) -> float:
@@ -185,10 +187,10 @@ class Fit:
             last = number == len(pieces) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
                 self._backward(piece, len(rows), sums)
-        norm = None
-        if self.recipe.clip is not None:
-            norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip)
-        self._check_finite(sums, None if norm is None else float(norm))
+        norm, clip = None, self.recipe.clip
+        if clip is not None:
+            norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), clip))
+        self._check_finite(sums, norm)
         self.stepper.step()
         self.stepper.zero_grad()
         self.model.update_centres(self.accelerator.reduce)
@@ -360,8 +362,7 @@ class Fit:
         return {k: v.contiguous() for k, v in gathered.items()}
 
     def _restore(self) -> None:
-        loaded = self.checkpoints.load(self.model, self.optimizer)
-        if loaded is None:
+        if (loaded := self.checkpoints.load(self.model, self.optimizer)) is None:
             return
         self.state, random = loaded
         sums = {k: torch.tensor(v, dtype=torch.float64) for k, v in self.state.sums.items()}
