@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +12,9 @@ import numpy as np
 from budgetformer.data.splits import sample_rows
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.evaluate import Evaluation, is_correct, mcnemar, summarize, with_texts
+from budgetformer.evaluate import Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.report import write_report
-from budgetformer.report.card import write_card
+from budgetformer.report import write_card, write_report
 from budgetformer.runs.files import read_json, write_json
 from budgetformer.training.prepare import Prepared
 
@@ -30,44 +29,31 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     final = prepared.final
     engine = TorchEngine(model)
     outcomes = {name: score(engine, prepared.splits[name]) for name in dict.fromkeys(("validation", final))}
-    results = {
-        name: summarize(o, model.config, split=name, dial="learned", hardest=_HARDEST) for name, o in outcomes.items()
-    }
+    results = {}
+    for name, outcome in outcomes.items():
+        rows = _HARDEST if name == final else 0
+        results[name] = summarize(outcome, model.config, split=name, dial="learned", hardest=rows)
     results[final] = with_texts(results[final], prepared.data.splits[final])
-    if final == "test":
-        results["validation"] = replace(results["validation"], hardest=[])
-    curve = []
-    if model.config.gate.can_dial:
-        table = prepared.splits[final]
-        sample = table.select(sample_rows(len(table), _CURVE_ROWS))
-        for dial in ("learned", *(RANKED_DIALS if model.config.gate.ranks_layers else DIALS)):
-            curve.append(dial_point(summarize(score(engine, sample, dial), model.config, split=final, dial=dial)))
-    write_json(
-        folder / "evaluation.json",
-        {
-            "test": asdict(results["test"]) if "test" in results else None,
-            "validation": asdict(results["validation"]),
-            "dials": curve,
-            "baseline": None,
-            "versus_baseline": None,
-        },
-    )
+    dials = ("learned", *(RANKED_DIALS if model.config.gate.ranks_layers else DIALS))
+    sample = prepared.splits[final].select(sample_rows(results[final].rows, _CURVE_ROWS))
+    curve = [evaluate(engine, sample, split=final, dial=d) for d in (dials if model.config.gate.can_dial else ())]
+    evaluation: dict[str, Any] = {"test": None, **{name: asdict(result) for name, result in results.items()}}
+    evaluation |= {"dials": [dial_point(e) for e in curve], "baseline": None, "versus_baseline": None}
+    write_json(folder / "evaluation.json", evaluation)
     return outcomes[final]
 
 
 def dial_point(evaluation: Evaluation) -> dict[str, Any]:
     """One position of the dial, for the curve of score against cost."""
-    low, high = evaluation.interval
     return {
         **{name: getattr(evaluation, name) for name in ("dial", "split", "rows", "metric", "score")},
-        "low": low,
-        "high": high,
+        **dict(zip(("low", "high"), evaluation.interval, strict=True)),
         **{name: evaluation.budget[name] for name in ("s_mean", "k_over_h")},
         **{name: evaluation.cost[name] for name in ("flops_per_text", "flops_ratio")},
     }
 
 
-def publish(prepared: Prepared, folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str, Any]:
+def publish(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str, Any]:
     """Put the twin's figures beside ours in evaluation.json, write cards and reports, and return the evaluation."""
     result: dict[str, Any] = read_json(folder / "evaluation.json", "delete run.json and resume")
     if ours is not None and twin is not None:
@@ -76,14 +62,10 @@ def publish(prepared: Prepared, folder: Path, ours: Scores | None, twin: Scores 
         a, b = is_correct(ours), is_correct(twin)
         result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
         write_json(folder / "evaluation.json", result)
-        _describe(folder / "baseline")
-    _describe(folder)
+    for place in (folder / "baseline", folder) if twin is not None else (folder,):
+        write_card(place)
+        write_report(place)
     return result
-
-
-def _describe(folder: Path) -> None:
-    write_card(folder)
-    write_report(folder)
 
 
 def summarize_seeds(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
