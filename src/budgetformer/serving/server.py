@@ -57,7 +57,7 @@ def build(settings: Settings) -> FastAPI:
     from transformers.utils import logging
 
     from budgetformer.serving.app import make_app
-    from budgetformer.serving.engine import Engine
+    from budgetformer.serving.service import Engine
 
     logging.disable_progress_bar()
     if settings.threads:
