@@ -22,7 +22,7 @@ from budgetformer.engine.scores import Scores
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import Evaluation, mcnemar, summarize
 from budgetformer.report import write_card, write_report
-from budgetformer.training.results import dial_point
+from budgetformer.training.record import dial_point
 
 EVIL = "<script>alert(1)</script>"
 NAMES = ["World", "Sports", "Business", "Sci/Tech"]

@@ -27,13 +27,12 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, at any budget.")] = False,
 ) -> None:
     """Show which heads RUN uses for a text, where they look and what they cost, as one HTML file."""
-    from budgetformer.cli.show import print_json, quiet_libraries
+    from budgetformer.cli.show import print_json
     from budgetformer.errors import ModelError, UsageError
     from budgetformer.explain import Explainer, page
     from budgetformer.runs.files import write_text
     from budgetformer.runs.run import Run
 
-    quiet_libraries()
     opened, texts = Run.open(run), list(zip_longest(text, text_pair or ()))
     opened.check_pairs(bool(text_pair), "--text-pair")
     if len(text) > 2 or len(texts) != len(text) or (text_pair and len(text_pair) != len(text)):

@@ -25,13 +25,12 @@ from budgetformer.models import calibrate_thresholds, read_base
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_files, write_json
 from budgetformer.runs.run import Run
+from budgetformer.training import record as records
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe, sample_batches
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.record import begun_record, claim, has_begun, identity_of, record_of, write_training_rows
-from budgetformer.training.results import evaluate_run, publish, summarize_seeds
 
 _CHECKED_ROWS = 64  # rows whose predictions must be the same after saving and loading
 
@@ -66,7 +65,7 @@ def train(
 
     with accelerator.main_process_first():  # the others must not claim what the first has begun to fill
         if accelerator.is_main_process:
-            claim(folder, resume)
+            records.claim(folder, resume)
         prepared = prepare(source, recipe, folder, log)
     session = _Session(prepared, source.seed if seed is None else seed, accelerator, log, resume, tensorboard, quiet,
                        evaluate)  # fmt: skip
@@ -77,7 +76,7 @@ def train(
         if with_baseline and recipe.selects_heads:
             log("the dense twin, on the same data in the same order:")
             twin = session.fit(recipe.without_gates(), folder / "baseline")
-    result = publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
+    result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
     accelerator.wait_for_everyone()
     return result
 
@@ -89,10 +88,10 @@ def train_seeds(
     results, numbers = [], list(range(source.seed, source.seed + seeds))
     for seed in numbers:
         place = folder / f"seed-{seed}"
-        results.append(train(source, recipe, place, seed=seed, resume=resume and has_begun(place), **options))
+        results.append(train(source, recipe, place, seed=seed, resume=resume and records.has_begun(place), **options))
     if not results[0]:  # not the main process
         return results, {}
-    summary = {"seeds": numbers, "models": summarize_seeds(results)}
+    summary = {"seeds": numbers, "models": records.summarize_seeds(results)}
     write_json(folder / "seeds.json", summary)
     return results, summary
 
@@ -132,8 +131,8 @@ class _Session:
         Returns what it did on the final split, on the main process.
         """
         prepared, record_file, main = self.prepared, folder / "run.json", self.accelerator.is_main_process
-        identity = identity_of(prepared, recipe, self.seed)
-        if self.resume and (begun := begun_record(folder)):
+        identity = records.identity_of(prepared, recipe, self.seed)
+        if self.resume and (begun := records.begun_record(folder)):
             check_identity(begun["identity"], identity)
             if begun["status"] == "done":
                 self.log(f"{folder} is finished")
@@ -149,9 +148,9 @@ class _Session:
             model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity, seed=self.seed,
             accelerator=self.accelerator, tensorboard=self.tensorboard, quiet=self.quiet, teacher=teacher,
         )  # fmt: skip
-        record = {**record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
+        record = {**records.record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
         if main:
-            write_training_rows(prepared, folder)
+            records.write_training_rows(prepared, folder)
             write_json(record_file, record)
         try:
             fit.run(resume=self.resume)
@@ -163,7 +162,7 @@ class _Session:
         outcome = None
         if main:
             _save_model(prepared, recipe, folder, fit)
-            outcome = evaluate_run(prepared, folder, fit.model) if self.evaluate else None
+            outcome = records.evaluate_run(prepared, folder, fit.model) if self.evaluate else None
             if on_finished is not None and outcome is not None:
                 on_finished(prepared, folder, fit.model, outcome)
             write_json(record_file, {**record, "training": fit.facts, "status": "done"})
