@@ -33,7 +33,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from budgetformer.cli.show import quiet_libraries
 from budgetformer.cost.measure import take_turns
 from budgetformer.data import DataSet, DataSource, collate, encode_split, load_tokenizer, open_data
 from budgetformer.engine.scores import score
@@ -422,7 +421,6 @@ def main() -> None:
             sub.add_argument("--batches", type=int, nargs="+", default=[1, 32])
             sub.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
-    quiet_libraries()
     options.verb(options)
 
 

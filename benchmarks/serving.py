@@ -37,6 +37,7 @@ def make_run(folder: Path) -> Path:
     """An untrained model with its tokenizer, as the directory of a run."""
     from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
     from budgetformer.data import train_tokenizer
+    from budgetformer.runs.run import FORMAT_VERSION
     from budgetformer.training.recipe import PRESETS
 
     tokenizer = train_tokenizer([" ".join(WORDS)], vocab_size=300)
@@ -45,7 +46,9 @@ def make_run(folder: Path) -> Path:
     )
     BudgetFormerForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / "run.json").write_text(json.dumps({"max_length": 128, "pairs": False, "status": "done"}))
+    record = {"format_version": FORMAT_VERSION, "name": "bench", "status": "done", "max_length": 128, "pairs": False}
+    record |= {"task": config.task, "labels": config.label_names}
+    (folder / "run.json").write_text(json.dumps(record))
     return folder
 
 
@@ -197,7 +200,8 @@ def resident(pid: int) -> float:
 def batching(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The same closed loop with and without batches, in turns."""
     found: dict[str, list[dict[str, Any]]] = {"batching": [], "single": []}
-    with served(run, *options.flags) as (together, _), served(run, *options.flags, "--batch-tokens", "1") as (alone, _):
+    single = (*options.flags, "--set", "batch_tokens=1")
+    with served(run, *options.flags) as (together, _), served(run, *single) as (alone, _):
         for port in (together, alone):
             load("closed_loop", port, options.clients, 2, 1)  # warm up
         for _ in range(options.rounds):

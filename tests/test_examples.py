@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetformer.serving.engine import Engine
+from budgetformer.serving.service import Engine
 from budgetformer.serving.settings import Settings
 from tests.models.tiny import save_base
 from tests.training.toy import write_reviews
@@ -44,5 +44,5 @@ def test_an_encoder_is_retrofitted_calibrated_and_served(tmp_path: Path, monkeyp
     assert len(example.read_text(encoding="utf-8").splitlines()) < 30
     runpy.run_path(str(example), run_name="__main__")
     engine = Engine(served[0])
-    (answer,) = engine.run(engine.encode([("a superb story", None)]), engine.budget)
-    assert answer.heads < engine.possible
+    (answer,) = engine.answers(engine.encode([("a superb story", None)]), engine.budget)
+    assert answer["heads"]["used"] < engine.possible

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers.utils import logging
 
 from budgetformer.data import Example, encode_split, load_tokenizer, open_data, train_tokenizer
 from budgetformer.data.dataset import Texts
@@ -160,7 +159,6 @@ def main(argument: str) -> int:
     """Compute the cell that the JSON argument describes; the exit code is that of the command line."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _end_with_parent()
-    logging.disable_progress_bar()
     job = json.loads(argument)
     plan = Plan(scale_named(job["scale"]), Path(job["folder"]), data_dir=job["data_dir"])
     try:

@@ -41,10 +41,8 @@ def reproduce(
     if which == "cost":
         _print_cost(as_json)
         return
-    from budgetformer.cli.show import quiet_libraries
     from budgetformer_reproduction.reproduce import choose, list_experiments, make_plan, render, run
 
-    quiet_libraries()
     if from_folder is not None:
         render(from_folder, output)
         return

@@ -7,6 +7,7 @@ import numbers
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _RECIPE = ("preset", "base", "epochs", "batch_size", "learning_rate", "max_length", "vocab_size")
 
 
+@dataclass(eq=False, repr=False)
 class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A text classifier that computes only the heads that each input needs.
 
@@ -45,36 +47,20 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     `validation_fraction` of the rows choose the epoch that is kept.
     """
 
-    def __init__(
-        self,
-        preset: str | None = None,
-        *,
-        base: str | None = None,
-        epochs: int | None = None,
-        batch_size: int | None = None,
-        learning_rate: float | None = None,
-        max_length: int | None = None,
-        vocab_size: int | None = None,
-        class_weight: str | None = None,
-        options: Mapping[str, Any] | None = None,
-        budget: str = "learned",
-        validation_fraction: float = 0.1,
-        random_state: Any = None,
-        verbose: int = 0,
-    ) -> None:
-        self.preset = preset
-        self.base = base
-        self.epochs = epochs
-        self.batch_size = batch_size
-        self.learning_rate = learning_rate
-        self.max_length = max_length
-        self.vocab_size = vocab_size
-        self.class_weight = class_weight
-        self.options = options
-        self.budget = budget
-        self.validation_fraction = validation_fraction
-        self.random_state = random_state
-        self.verbose = verbose
+    preset: str | None = None
+    _: KW_ONLY
+    base: str | None = None
+    epochs: int | None = None
+    batch_size: int | None = None
+    learning_rate: float | None = None
+    max_length: int | None = None
+    vocab_size: int | None = None
+    class_weight: str | None = None
+    options: Mapping[str, Any] | None = None
+    budget: str = "learned"
+    validation_fraction: float = 0.1
+    random_state: Any = None
+    verbose: int = 0
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on the texts X and their classes y; what was fitted before is forgotten."""
@@ -95,7 +81,10 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             )
         with tempfile.TemporaryDirectory(prefix="budgetformer-fit-") as name, _apart():
             rows, run = Path(name, "rows.jsonl"), Path(name, "run")
-            _write_rows(rows, cells, [names[code] for code in codes])
+            keys = ("text", "text_pair", "label") if cells.shape[1] == 2 else ("text", "label")
+            with rows.open("w", encoding="utf-8") as file:
+                for row, code in zip(cells, codes, strict=True):
+                    file.write(json.dumps(dict(zip(keys, (*row, names[code]), strict=True))) + "\n")
             source = DataSource(
                 str(rows), task="single", validation_fraction=self.validation_fraction, test_fraction=0.0, seed=seed
             )
@@ -159,10 +148,10 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
                 self.feature_names_in_ = np.array(about["columns"], object)
             return self.set_params(**about["parameters"])  # type: ignore[no-any-return]
         options = dict(record["recipe"])
-        own = {name: options.pop(name) for name in _RECIPE}
-        own["class_weight"] = None if options.pop("class_weights") == "none" else "balanced"
-        fraction = record["data"]["validation_fraction"]
-        self.set_params(**own, options=options, validation_fraction=fraction, random_state=record["seed"])
+        parameters = {name: options.pop(name) for name in _RECIPE}
+        parameters["class_weight"] = None if options.pop("class_weights") == "none" else "balanced"
+        parameters["validation_fraction"] = record["data"]["validation_fraction"]
+        self.set_params(**parameters, options=options, random_state=record["seed"])
         self.classes_ = np.sort(np.array(record["labels"]))
         return self
 
@@ -198,9 +187,9 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             raise UsageError(f"options: {min(taken)!r} is a parameter of its own: give it there")
         if self.class_weight not in (None, "balanced"):
             raise UsageError(f"class_weight={self.class_weight!r}: give None or 'balanced'")
-        own = {name: _plain(getattr(self, name)) for name in _RECIPE[2:] if getattr(self, name) is not None}
-        own |= {"class_weights": "balanced"} if self.class_weight else {}
-        return Recipe.make(self.preset, base=self.base).changed({**options, **own}, where="options")
+        options |= {name: _plain(getattr(self, name)) for name in _RECIPE[2:] if getattr(self, name) is not None}
+        options |= {"class_weights": "balanced"} if self.class_weight else {}
+        return Recipe.make(self.preset, base=self.base).changed(options, where="options")
 
     def _cells(self, X: Any, *, reset: bool) -> NDArray[np.object_]:
         """X as an object array of strings with one or two columns; the number that was fitted, unless `reset`."""
@@ -273,12 +262,6 @@ def _seed(random_state: Any) -> int:
     if isinstance(random_state, numbers.Integral):
         return int(random_state)
     return int(check_random_state(random_state).randint(2**31 - 1))
-
-
-def _write_rows(path: Path, cells: NDArray[np.object_], labels: list[str]) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        for row, label in zip(cells, labels, strict=True):
-            file.write(json.dumps({**dict(zip(("text", "text_pair"), row, strict=False)), "label": label}) + "\n")
 
 
 @contextmanager

@@ -8,27 +8,24 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from importlib import resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from budgetformer.cost.flops import count
 from budgetformer.data.tokens import truncating_tokenizer
+from budgetformer.engine.answers import named, rounded
+from budgetformer.engine.scores import probabilities_of
+from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
 from budgetformer.evaluate import model_shape
-from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification, BudgetFormerOutput
-from budgetformer.nn.allocation import Allocation, Dial
+from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.nn.allocation import Dial
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-    Tokenizer = PreTrainedTokenizerFast
-    Model = BudgetFormerForSequenceClassification
-
-Texts = Sequence[tuple[str, str | None]]
 MAP_BYTES = 1_500_000  # of all attention maps in one file, after base64
 _SLOT = '<script id="data" type="application/json">null</script>'
 
@@ -43,209 +40,150 @@ class Pieces(NamedTuple):
     cut: bool
 
 
-def explain(
-    model: Model,
-    tokenizer: Tokenizer,
-    text: str,
-    text_pair: str | None = None,
-    budget: str | Dial | None = None,
-    max_length: int | None = None,
-) -> dict[str, Any]:
-    """The answer for a text at a position of the dial, with every layer's heads and the FLOPs they took."""
-    pieces = read(model, tokenizer, text, text_pair, max_length)
-    return _told(pieces, _run(model, pieces, budget), budget, model.config)
+class Explainer:
+    """A model and its tokenizer, which reads texts as training did; those above `max_length` tokens are cut."""
 
+    def __init__(
+        self,
+        model: BudgetFormerForSequenceClassification,
+        tokenizer: PreTrainedTokenizerFast,
+        max_length: int | None = None,
+    ) -> None:
+        self.model, self.config = model, model.config
+        positions = model.config.max_position_embeddings
+        self.max_length = min(max_length or positions, positions)
+        self._tokenizer = truncating_tokenizer(tokenizer, self.max_length)
+        self._unknown = tokenizer.unk_token_id
 
-def attention(
-    model: Model,
-    tokenizer: Tokenizer,
-    text: str,
-    text_pair: str | None,
-    layer: int,
-    head: int,
-    budget: str | Dial | None = None,
-    max_length: int | None = None,
-) -> dict[str, Any]:
-    """Where one head looks: row i of `map` is what token i takes from each token. Also for heads that did not run."""
-    pieces = read(model, tokenizer, text, text_pair, max_length)
-    output = _run(model, pieces, budget, {layer: [head]})
-    assert output.attentions is not None
-    rows = output.attentions[layer][0, 0].tolist()
-    return {
-        "dial": str(Dial.parse(budget)),
-        "layer": layer,
-        "head": head,
-        "tokens": pieces.tokens,
-        "map": [[round(value, 4) for value in row] for row in rows],
-    }
+    def explain(self, text: str, text_pair: str | None = None, budget: str | Dial | None = None) -> dict[str, Any]:
+        """The answer for a text at a position of the dial, with every layer's heads and the FLOPs they took."""
+        return self._explain(self.read(text, text_pair), Dial.parse(budget))
 
+    def attention(
+        self, text: str, text_pair: str | None, layer: int, head: int, budget: str | Dial | None = None
+    ) -> dict[str, Any]:
+        """Where one head looks: row i of `map` is what token i takes from each token, whether the head ran or not."""
+        pieces, dial = self.read(text, text_pair), Dial.parse(budget)
+        rows = self._run(pieces, dial, {layer: [head]}).attentions[layer][0, 0].tolist()
+        place = {"dial": str(dial), "layer": layer, "head": head, "tokens": pieces.tokens}
+        return {**place, "map": [[round(value, 4) for value in row] for row in rows]}
 
-def read(
-    model: Model, tokenizer: Tokenizer, text: str, text_pair: str | None = None, max_length: int | None = None
-) -> Pieces:
-    """Tokenise a text or a pair as training did."""
-    for name, given in (("text", text), ("text_pair", text_pair)):
-        if given is not None and not given.strip():
-            raise UsageError(f"{name} is empty: give at least one word")
-        if given is not None and any("\ud800" <= character <= "\udfff" for character in given):
-            raise UsageError(f"{name} is not valid Unicode: give it as UTF-8")
-    limit = min(max_length or model.config.max_position_embeddings, model.config.max_position_embeddings)
-    encoding = _truncating(tokenizer, limit, text_pair is not None).encode(text, text_pair)
-    texts, parts, ids = (text, text_pair or ""), encoding.sequence_ids, encoding.ids
-    tokens, joined, end = [], [], (None, 0)
-    for i, (part, (start, stop)) in enumerate(zip(parts, encoding.offsets, strict=True)):
-        known = part is not None and ids[i] != tokenizer.unk_token_id
-        tokens.append((known and texts[part][start:stop].strip()) or encoding.tokens[i])
-        joined.append(part is not None and (part, start) == end and not texts[part][start : start + 1].isspace())
-        end = (part, stop)
-    return Pieces(ids, tokens, joined, parts, bool(encoding.overflowing))
+    def read(self, text: str, text_pair: str | None = None) -> Pieces:
+        """Tokenise a text or a pair."""
+        for name, part in (("text", text), ("text_pair", text_pair)):
+            if part is not None and not part.strip():
+                raise UsageError(f"{name} is empty: give at least one word")
+            if part is not None and any("\ud800" <= character <= "\udfff" for character in part):
+                raise UsageError(f"{name} is not valid Unicode: give it as UTF-8")
+        encoding = self._tokenizer.encode(text, text_pair)
+        texts, parts, ids = (text, text_pair or ""), encoding.sequence_ids, encoding.ids
+        tokens, joined, end = [], [], (None, 0)
+        for i, (part, (start, stop)) in enumerate(zip(parts, encoding.offsets, strict=True)):
+            known = part is not None and ids[i] != self._unknown
+            tokens.append((known and texts[part][start:stop].strip()) or encoding.tokens[i])
+            joined.append(part is not None and (part, start) == end and not texts[part][start : start + 1].isspace())
+            end = (part, stop)
+        return Pieces(ids, tokens, joined, parts, bool(encoding.overflowing))
 
+    def _run(self, pieces: Pieces, dial: Dial, heads: Mapping[int, Sequence[int]] | None = None) -> Any:
+        device = self.model.device
+        second = pieces.parts.index(1) if 1 in pieces.parts else len(pieces.ids)
+        types = (torch.arange(len(pieces.ids), device=device) >= second).long()[None]
+        with TorchEngine(self.model).session(dial), torch.inference_mode():
+            ids = torch.tensor([pieces.ids], device=device)
+            return self.model(ids, token_type_ids=types, budget=dial, attention_heads=heads)
 
-@lru_cache(maxsize=4)
-def _truncating(tokenizer: Tokenizer, max_length: int, pair: bool) -> Any:
-    return truncating_tokenizer(tokenizer, max_length, pair=pair)
-
-
-def _run(
-    model: Model, pieces: Pieces, budget: str | Dial | None, heads: Mapping[int, Sequence[int]] | None = None
-) -> BudgetFormerOutput:
-    ids = torch.tensor([pieces.ids], device=model.device)
-    second = pieces.parts.index(1) if 1 in pieces.parts else len(pieces.ids)
-    types = (torch.arange(len(pieces.ids), device=model.device) >= second).long()[None]
-    devices = [model.device] if model.device.type == "cuda" else []
-    with torch.random.fork_rng(devices), torch.inference_mode():
-        torch.manual_seed(0)  # random heads are the same ones each time a text is looked at
-        output: BudgetFormerOutput = model(ids, token_type_ids=types, budget=budget, attention_heads=heads)
-    return output
-
-
-def _told(
-    pieces: Pieces, output: BudgetFormerOutput, budget: str | Dial | None, config: BudgetFormerConfig
-) -> dict[str, Any]:
-    assert output.logits is not None
-    assert output.allocations is not None
-    layers = [_layer(allocation) for allocation in output.allocations]
-    label, probabilities = _answer(output.logits[0].float(), config)
-    tokens, gated, shape = len(pieces.ids), config.gate.selects, model_shape(config)
-    used = count(shape, tokens, [layer["k"] for layer in layers], "selective" if gated else "dense")
-    dense = count(shape, tokens, (), "dense")
-    return {
-        "dial": str(Dial.parse(budget)),
-        "tokens": pieces.tokens,
-        "joined": pieces.joined,
-        "parts": pieces.parts,
-        "cut": pieces.cut,
-        "label": label,
-        "probabilities": probabilities,
-        "gated": gated,
-        "layers": layers,
-        "flops": {
-            "used": int(used.total),
-            "dense": int(dense.total),
-            "attention_used": int(used.attention + used.gates),
-            "attention_dense": int(dense.attention),
-        },
-    }
-
-
-def _layer(allocation: Allocation) -> dict[str, Any]:
-    active = allocation.active[0]
-    weights = active.float() if allocation.weights is None else allocation.weights[0]
-    return {
-        "s": float(allocation.budget[0]),
-        "k": int(active.sum()),
-        "relevance": allocation.relevance[0].tolist(),
-        "weights": weights.tolist(),
-        "active": active.tolist(),
-    }
-
-
-def _answer(logits: Tensor, config: BudgetFormerConfig) -> tuple[Any, dict[str, float]]:
-    if config.task == "regression":
-        return float(logits[0]), {}
-    several = config.task == "multi_label_classification"
-    chances = (logits.sigmoid() if several else logits.softmax(-1)).tolist()
-    named = dict(zip(config.label_names, chances, strict=True))
-    return [name for name in named if named[name] > 0.5] if several else max(named, key=named.__getitem__), named
-
-
-def dials(heads: int) -> list[str]:
-    """The positions of the page's slider, from one head a layer to all of them, cheapest first."""
-    return [*(f"max:{most / heads}" for most in range(1, heads)), "learned", "full"]
-
-
-def slider(budget: str | Dial | None, heads: int) -> int:
-    """The place of a budget on the slider."""
-    dial = Dial.parse(budget)
-    if dial.mode == "max" and dial.value is not None:
-        return min(max(1, int(dial.value * heads + 1e-6)), heads) - 1
-    if dial.mode not in ("learned", "full"):
-        raise UsageError(f"budget {str(dial)!r} is not on the page's slider: give learned, full or max:X")
-    return heads - (dial.mode == "learned")
-
-
-def precompute(
-    model: Model,
-    tokenizer: Tokenizer,
-    texts: Texts,
-    budget: str | Dial | None = None,
-    max_length: int | None = None,
-    map_bytes: int = MAP_BYTES,
-) -> dict[str, Any]:
-    """All that the page can show of some texts, so that it needs no server.
-
-    Every distinct result is kept once, with the maps of all heads; where those are too large, only with the maps of
-    the chosen budget, or without any (`maps` says which).
-    """
-    config = model.config
-    heads, layers = config.num_attention_heads, config.num_hidden_layers
-    start = slider(budget, heads)
-    told: list[tuple[Pieces, dict[str, Any]]] = []
-    every = chosen = 0
-    for text, text_pair in texts:
-        pieces = read(model, tokenizer, text, text_pair, max_length)
-        places, results = _distinct(model, pieces)
-        told.append((pieces, {"text": text, "text_pair": text_pair, "places": places, "results": results}))
-        size = layers * heads * len(pieces.ids) ** 2 * 4 // 3
-        every, chosen = every + size * len(results), chosen + size
-    kept = "all" if every <= map_bytes else "chosen" if chosen <= map_bytes else "none"
-    for pieces, one in told:
-        for place, result in enumerate(one["results"]):
-            if kept == "all" or (kept == "chosen" and place == one["places"][start]):
-                result["maps"] = _maps(model, pieces, result["dial"])
-    return {
-        "info": {
-            "labels": config.label_names,
-            "heads": heads,
+    def _explain(self, pieces: Pieces, dial: Dial) -> dict[str, Any]:
+        output, config = self._run(pieces, dial), self.config
+        layers = [
+            {
+                "s": float(layer.budget[0]),
+                "k": int(layer.active.sum()),
+                "relevance": layer.relevance[0].tolist(),
+                "weights": (layer.active.float() if layer.weights is None else layer.weights)[0].tolist(),
+                "active": layer.active[0].tolist(),
+            }
+            for layer in output.allocations
+        ]
+        values = probabilities_of(output.logits.float().cpu().numpy(), config.task)
+        labels = [] if config.task == "regression" else config.label_names
+        shape, tokens = model_shape(config), len(pieces.ids)
+        used = count(shape, tokens, [layer["k"] for layer in layers], "selective" if config.gate.selects else "dense")
+        dense = count(shape, tokens, (), "dense")
+        return {
+            "dial": str(dial),
+            "tokens": pieces.tokens,
+            "joined": pieces.joined,
+            "parts": pieces.parts,
+            "cut": pieces.cut,
+            "label": named(values, config.task, labels)[0],
+            "probabilities": dict(zip(labels, rounded(values, config.task)[0].tolist(), strict=False)),
+            "gated": config.gate.selects,
             "layers": layers,
-            "max_tokens": max_length or config.max_position_embeddings,
-        },
-        "start": start,
-        "maps": kept,
-        "texts": [one for _, one in told],
-    }
+            "flops": {
+                "used": int(used.total),
+                "dense": int(dense.total),
+                "attention_used": int(used.attention + used.gates),
+                "attention_dense": int(dense.attention),
+            },
+        }
+
+    def precompute(
+        self,
+        texts: Sequence[tuple[str, str | None]],
+        budget: str | Dial | None = None,
+        map_bytes: int = MAP_BYTES,
+    ) -> dict[str, Any]:
+        """All that the page can show of some texts, so that it needs no server.
+
+        Every distinct result is stored once, with the maps of all heads; where those are too large, only with the maps
+        of the chosen budget, or without any (`maps` says which).
+        """
+        heads, layers = self.config.num_attention_heads, self.config.num_hidden_layers
+        budgets, start = slider(budget, heads)
+        shown: list[tuple[Pieces, dict[str, Any]]] = []
+        every = chosen = 0
+        for text, text_pair in texts:
+            pieces = self.read(text, text_pair)
+            distinct: dict[str, tuple[int, dict[str, Any]]] = {}
+            places = []
+            for each in budgets:
+                result = _rounded(self._explain(pieces, Dial.parse(each)))
+                key = str([layer["active"] for layer in result["layers"]])
+                places.append(distinct.setdefault(key, (len(distinct), result))[0])
+            results = [result for _, result in distinct.values()]
+            shown.append((pieces, {"text": text, "text_pair": text_pair, "places": places, "results": results}))
+            size = layers * heads * len(pieces.ids) ** 2 * 4 // 3
+            every, chosen = every + size * len(results), chosen + size
+        maps = "all" if every <= map_bytes else "chosen" if chosen <= map_bytes else "none"
+        for pieces, one in shown:
+            for place, result in enumerate(one["results"]):
+                if maps == "all" or (maps == "chosen" and place == one["places"][start]):
+                    result["maps"] = self._maps(pieces, Dial.parse(result["dial"]))
+        info = {"labels": self.config.label_names, "heads": heads, "layers": layers, "max_tokens": self.max_length}
+        return {"info": info, "slider": budgets, "start": start, "maps": maps, "texts": [one for _, one in shown]}
+
+    def _maps(self, pieces: Pieces, dial: Dial) -> str:
+        """The maps of all heads, layer by layer: a byte for each value, in base64."""
+        every = {layer: range(self.config.num_attention_heads) for layer in range(self.config.num_hidden_layers)}
+        attentions = self._run(pieces, dial, every).attentions
+        maps = torch.stack([attentions[layer][0] for layer in every])
+        return base64.b64encode((maps * 255).round().byte().cpu().numpy().tobytes()).decode()
 
 
-def _distinct(model: Model, pieces: Pieces) -> tuple[list[int], list[dict[str, Any]]]:
-    """The result for every position of the slider, as its place in a list that holds equal ones once."""
-    found: dict[str, int] = {}
-    places: list[int] = []
-    results: list[dict[str, Any]] = []
-    for dial in dials(model.config.num_attention_heads):
-        result = _rounded({**_told(pieces, _run(model, pieces, dial), dial, model.config), "dial": dial})
-        places.append(found.setdefault(str([layer["active"] for layer in result["layers"]]), len(results)))
-        if places[-1] == len(results):
-            results.append(result)
-    return places, results
+def slider(budget: str | Dial | None, heads: int) -> tuple[list[str], int]:
+    """The budgets of the page's slider, from one head of each layer to all of them, and the place of `budget`.
 
-
-def _maps(model: Model, pieces: Pieces, dial: str) -> str:
-    """The maps of all heads, layer by layer: a byte for each value, in base64."""
-    wanted = {layer: range(model.config.num_attention_heads) for layer in range(model.config.num_hidden_layers)}
-    attentions = _run(model, pieces, dial, wanted).attentions
-    assert attentions is not None
-    maps = torch.stack([attentions[layer][0] for layer in wanted])
-    return base64.b64encode((maps * 255).round().byte().cpu().numpy().tobytes()).decode()
+    A mean over all layers, as calibrated points are, has a place of its own before the learned budget.
+    """
+    dial, budgets = Dial.parse(budget), [*(f"max:{most / heads}" for most in range(1, heads)), "learned", "full"]
+    if dial.mode == "mean":
+        return [*budgets[:-2], str(dial), *budgets[-2:]], heads - 1
+    if dial.mode == "max" and dial.value is not None:
+        return budgets, min(max(1, int(dial.value * heads + 1e-6)), heads) - 1
+    if dial.mode not in ("learned", "full"):
+        raise UsageError(f"budget {str(dial)!r} is not on the page's slider: give learned, full, max:X or mean:X")
+    return budgets, budgets.index(dial.mode)
 
 
 def _rounded(value: Any) -> Any:

@@ -21,10 +21,10 @@ from budgetformer.errors import MissingExtraError, UsageError
 
 def test_rivals_take_turns() -> None:
     calls: list[str] = []
-    found = take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0, least=3)
+    medians = take_turns({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, seconds=0, least=3)
     assert calls == ["a", "b"] * 4  # a warm-up and three rounds
-    assert set(found) == {"a", "b"}
-    assert all(ms >= 0 for ms in found.values())
+    assert set(medians) == {"a", "b"}
+    assert all(ms >= 0 for ms in medians.values())
 
 
 def test_rounds_are_bounded() -> None:

@@ -30,7 +30,7 @@ def test_one_file_is_carved_into_three(tmp_path: Path) -> None:
     source = DataSource(write(tmp_path / "d.jsonl", rows(300)), seed=4)
     data = open_data(source)
     assert {name: split.rows for name, split in data.splits.items()} == {"train": 240, "validation": 30, "test": 30}
-    assert (data.task, data.labels, data.is_pair, data.bad_rows) == ("single", ["a", "b", "c"], False, 0)
+    assert (data.task, data.labels, data.is_pair, data.scans["train"].bad.bad) == ("single", ["a", "b", "c"], False, 0)
     lines = [example.line for split in data.splits.values() for example in split.examples()]
     assert sorted(lines) == list(range(1, 301))
     for split in data.splits.values():
@@ -122,7 +122,7 @@ def test_bad_rows_of_all_splits_go_to_one_quarantine_file(tmp_path: Path) -> Non
     test = write(tmp_path / "test.jsonl", [*rows(10, 500), {"text": 7}, {"text": "x", "label": "new"}])
     data = open_data(DataSource(train, test=test, bad_rows="skip", quarantine=str(aside)))
     assert [json.loads(line)["file"] for line in aside.read_text().splitlines()] == [train, test, test]
-    assert data.bad_rows == 3
+    assert sum(table.bad.bad for table in data.scans.values()) == 3
     assert f"3 bad rows set aside in {aside} (1 empty text, 1 text is no string, 1 label unseen in training)" in (
         data.warnings
     )
@@ -133,7 +133,7 @@ def test_bad_rows_are_set_aside_and_counted(tmp_path: Path) -> None:
     good = "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(40))
     path.write_bytes(b"text,label\n,a\n" + good.encode() + b"x,y,z\n\xff,a\n")
     data = open_data(DataSource(str(path), bad_rows="skip", quarantine=str(aside)))
-    assert data.bad_rows == 3
+    assert sum(table.bad.bad for table in data.scans.values()) == 3
     assert sum(split.rows for split in data.splits.values()) == 40
     assert any("3 bad rows set aside" in warning for warning in data.warnings)
     quarantined = [json.loads(line) for line in aside.read_text().splitlines()]

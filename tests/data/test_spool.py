@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 
 from budgetformer.data import DataSource, open_data
 from budgetformer.data.examples import Example
+from budgetformer.data.scan import Spool
 from budgetformer.data.sources import FileTable, RawRow
 from budgetformer.data.splits import text_hash
-from budgetformer.data.spool import Spool
 from budgetformer.errors import DataError
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)

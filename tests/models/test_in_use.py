@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from budgetformer.nn.allocation import Dial
-from budgetformer.serving.engine import Engine
+from budgetformer.serving.service import Engine
 from budgetformer.serving.settings import Settings
 from tests.cli.test_train import command
 from tests.models.tiny import save_base
@@ -36,13 +36,13 @@ def run(
 def test_it_is_served_with_its_own_dial(run: Path) -> None:
     engine = Engine(Settings(run, budget="mean:0.5"))
     engine.self_test()
-    (piece,) = engine.encode([("a superb story of town", None)])
-    (half,), (all_,) = (engine.run([piece], dial) for dial in (engine.budget, Dial("full")))
-    assert half.heads < all_.heads == engine.possible
-    told = engine.explain(("a superb story of town", None), engine.budget)
-    assert sum(layer["k"] for layer in told["layers"]) == half.heads
+    table = engine.encode([("a superb story of town", None)])
+    half, every = (next(engine.answers(table, dial))["heads"]["used"] for dial in (engine.budget, Dial("full")))
+    assert half < every == engine.possible
+    told = engine.explainer.explain("a superb story of town", budget=engine.budget)
+    assert sum(layer["k"] for layer in told["layers"]) == half
     assert told["flops"]["used"] < told["flops"]["dense"]
-    shown = engine.attention(("a superb story of town", None), engine.budget, 1, 2)
+    shown = engine.explainer.attention("a superb story of town", None, 1, 2, engine.budget)
     assert sum(shown["map"][0]) == pytest.approx(1, abs=0.01)
 
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,12 +20,15 @@ from budgetformer.nn.objective import (
     allocation_losses,
     budget_penalty,
     entropy_loss,
+    ranked_losses,
     relevance_entropy,
     task_loss,
     violation,
 )
+from budgetformer.nn.ranking import RankingOptions
 
 PAPER = Objective()
+RANKED = RankingOptions(target_budget=0.5, cost_weight=0.1, ramp=0.0)
 P = torch.tensor([[0.1, 0.2, 0.3, 0.4]])  # entropy 1.2798542 nats
 
 
@@ -113,6 +120,51 @@ def test_target_budget_is_a_mean_to_reach_in_each_layer() -> None:
     assert same["target"].item() == pytest.approx((0.0 + 0.3**2) / 2, abs=1e-7)
     with pytest.raises(UsageError, match="target_budget has 3 values for 2 layers"):
         allocation_losses(layers, Objective(target_budget=[0.1, 0.2, 0.3]), beta=0.0)
+
+
+def ranked(executed: list[float], share: list[float], options: RankingOptions = RANKED) -> dict[str, torch.Tensor]:
+    return ranked_losses([layer(executed)], torch.tensor(share), torch.arange(len(share)) + 1.0, options, progress=1.0)
+
+
+def test_samples_asked_for_different_shares_do_not_make_up_for_each_other() -> None:
+    assert ranked([0.4, 0.6], [0.2, 0.8])["target"].item() == pytest.approx(0.2**2)
+    assert ranked([0.2, 0.8], [0.2, 0.8])["target"].item() == pytest.approx(0)
+    # The target is a mean over inputs: one may take more where another takes less.
+    assert ranked([0.3, 0.7, 0.9], [0.5, 0.5, 0.8])["target"].item() == pytest.approx(0.1**2 / 3)
+    price_alone = RankingOptions(target_budget=None, cost_weight=1.0)
+    parts = ranked([0.3, 0.6], [float("nan"), 0.5], price_alone)
+    assert parts["target"].item() == pytest.approx(0.1**2 / 2)
+    assert parts["cost"].item() == pytest.approx((0.3 * 1 + 0.6 * 2) / 3)
+
+
+def test_ranked_losses_are_those_of_one_process_when_two_share_a_batch(tmp_path: Path) -> None:
+    """Rows are dealt unevenly, and one process has no sample at the target."""
+    executed, share = torch.tensor([0.3, 0.9, 0.4, 0.8, 0.7]), torch.tensor([0.5, 0.5, 0.2, 0.8, 0.5])
+    parts = [[0, 1, 4], [2, 3]]
+
+    def gradient(rows: list[int]) -> list[float]:
+        leaf = executed.clone().requires_grad_()
+        allocation = layer([0.5])._replace(budget=leaf[rows])
+        losses = ranked_losses([allocation], share[rows], (torch.arange(5.0) + 1)[rows], RANKED, progress=1.0)
+        (sum(losses.values()) * len(rows) / len(executed)).backward()  # type: ignore[union-attr]
+        assert leaf.grad is not None
+        return leaf.grad.tolist()
+
+    children = []
+    for rank in range(2):
+        if (child := os.fork()) == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
+                torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+                (tmp_path / f"{rank}.json").write_text(json.dumps(gradient(parts[rank])))
+                torch.distributed.barrier()
+                code = 0
+            os._exit(code)
+        children.append(child)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+    shared = torch.tensor([json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]).sum(dim=0)
+    torch.testing.assert_close(shared, torch.tensor(gradient([0, 1, 2, 3, 4])))
 
 
 def test_a_model_without_gates_has_only_its_task() -> None:

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgetformer.data import DataSource
-from budgetformer.data.columns import Columns
-from budgetformer.data.examples import BadRows
+from budgetformer.data.examples import BadRows, Columns
 from budgetformer.data.sources import BadRow, RawRow
 from budgetformer.errors import ModelError
 from budgetformer.predict import input as rows

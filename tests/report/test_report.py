@@ -21,9 +21,8 @@ from budgetformer import BudgetFormerConfig
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import Evaluation, mcnemar, summarize
-from budgetformer.report import write_report
-from budgetformer.report.card import write_card
-from budgetformer.training.results import dial_point
+from budgetformer.report import write_card, write_report
+from budgetformer.training.record import dial_point
 
 EVIL = "<script>alert(1)</script>"
 NAMES = ["World", "Sports", "Business", "Sci/Tech"]
@@ -276,8 +275,8 @@ def test_the_same_json_gives_the_same_bytes(tiny_run: Path, tmp_path: Path) -> N
     page, card = (tiny_run / "report.html").read_bytes(), (tiny_run / "README.md").read_bytes()
     run = copy(tiny_run, tmp_path / "run")
     code = (
-        "import sys, pathlib\nfrom budgetformer.report import write_report\n"
-        "from budgetformer.report.card import write_card\nrun = pathlib.Path(sys.argv[1])\n"
+        "import sys, pathlib\nfrom budgetformer.report import write_card, write_report\n"
+        "run = pathlib.Path(sys.argv[1])\n"
         "write_report(run)\nwrite_card(run)"
     )
     subprocess.run([sys.executable, "-c", code, str(run)], check=True)

@@ -37,9 +37,9 @@ def test_the_runs_own_file_is_known_by_its_content(
     copy = shutil.copy(reviews, tmp_path / "another-name.csv")
     for name in (reviews.name, f"./{reviews.name}", str(reviews), str(copy)):
         assert hashes(run, name) == hashes(run, DataSource(name)) == expected
-    own = run.held_out(str(copy), prefer="validation")
-    assert own.split == "validation"
-    assert not set(own.data.splits["validation"].hashes.tolist()) & expected
+    held_out = run.held_out(str(copy), prefer="validation")
+    assert held_out.split == "validation"
+    assert not set(held_out.data.splits["validation"].hashes.tolist()) & expected
 
 
 def test_of_a_training_file_that_grew_the_new_rows_are_left(tiny_run: Path, reviews: Path, tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_text_above_the_models_length_is_cut_and_says_so() -> None:
 def test_pairs() -> None:
     engine = ToyEngine(pairs=True)
     assert post({"text": "good", "text_pair": "film it is"}, engine)[1]["predictions"] == [good(4)]
-    assert post({"pairs": [["good", "film"]]}, ToyEngine(pairs=None))[1]["predictions"] == [good(2)]
+    assert post({"pairs": [["good", "film"]]}, engine)[1]["predictions"] == [good(2)]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_a_bad_text_in_a_list_fails_alone(text: Any, code: str) -> None:
 
 @pytest.mark.parametrize("pair", [["good"], ["a", "b", "c"], ["a", 1], "ab", None, ["", "b"], ["a", "x" * 41]])
 def test_a_bad_pair_in_a_list_fails_alone(pair: Any) -> None:
-    status, answer = post({"pairs": [["good", "film"], pair]})
+    status, answer = post({"pairs": [["good", "film"], pair]}, ToyEngine(pairs=True))
     assert status == 200
     assert answer["predictions"][0] == good(2)
     assert "error" in answer["predictions"][1]

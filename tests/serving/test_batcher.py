@@ -5,24 +5,18 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.serving.batcher import Batcher, Job, Row, choose
-
-
-@dataclass(frozen=True)
-class Length:
-    tokens: int
+from budgetformer.serving.batcher import Batcher, Row, choose
 
 
 def rows_of(*lengths: int, dial: str | None = "learned", since: float = 0.0) -> list[Row]:
     async def make() -> list[Row]:
-        return [Row(n, n, dial, Job(None, dial), 0, since) for n in lengths]
+        return [Row(n, n, dial, asyncio.get_running_loop().create_future(), since) for n in lengths]
 
     return asyncio.run(make())
 
@@ -80,19 +74,19 @@ def test_the_oldest_row_waits_for_company_until_its_time_is_up_or_the_batch_is_f
 class Bench:
     """A batcher whose model stands still while `gate` is closed."""
 
-    def __init__(self, run: Callable[[list[Length]], Sequence[Any]] | None = None, *, wait: float = 0.0) -> None:
+    def __init__(self, run: Callable[[list[int]], Sequence[Any]] | None = None, *, wait: float = 0.0) -> None:
         self.batches: list[list[int]] = []
         self.gate, self.begun = threading.Event(), threading.Event()
         self.threads: set[str] = set()
-        self._inner = run or (lambda works: [work.tokens * 2 for work in works])
-        self.batcher = Batcher(lambda texts: [Length(n + 0) for n in texts], self._run, batch_tokens=1000, wait=wait)
+        self._inner = run or (lambda works: [work * 2 for work in works])
+        self.batcher = Batcher(lambda texts: [(n + 0, n) for n in texts], self._run, batch_tokens=1000, wait=wait)
         self.batcher.start()
 
-    def _run(self, works: list[Length], dial: str) -> Sequence[Any]:
+    def _run(self, works: list[int], dial: str) -> Sequence[Any]:
         self.threads.add(threading.current_thread().name)
         self.begun.set()
         self.gate.wait()
-        self.batches.append([work.tokens for work in works])
+        self.batches.append(list(works))
         return self._inner(works)
 
     async def hold(self) -> asyncio.Future[Any]:
@@ -110,9 +104,9 @@ def test_jobs_share_a_batch_and_get_their_own_results_in_order() -> None:
         alone = bench.batcher.call(lambda: threading.current_thread().name)
         await asyncio.to_thread(waiting, bench.batcher, 4)
         bench.gate.set()
-        assert await held == [(Length(1), 2)]
-        assert [result for _, result in await first] == [60, 20]
-        assert [result for _, result in await second] == [40]
+        assert await held == [2]
+        assert await first == [60, 20]
+        assert await second == [40]
         assert await alone == "model"
         assert bench.batches == [[1], [10, 20, 30]]
         assert bench.threads == {"model"}
@@ -132,12 +126,12 @@ def test_a_cancelled_job_is_never_begun() -> None:
     async def main() -> None:
         bench = Bench()
         held = await bench.hold()
-        left, kept = bench.batcher.submit([50], "learned"), bench.batcher.submit([60], "learned")
+        left, stays = bench.batcher.submit([50], "learned"), bench.batcher.submit([60], "learned")
         await asyncio.to_thread(waiting, bench.batcher, 2)
         left.cancel()
         bench.gate.set()
         await held
-        await kept
+        await stays
         assert bench.batches == [[1], [60]]
         bench.batcher.close()
 
@@ -150,16 +144,16 @@ def test_closing_finishes_what_waits() -> None:
         bench.gate.set()
         futures = [bench.batcher.submit([n], "learned") for n in (10, 20)]
         await asyncio.to_thread(bench.batcher.close)
-        assert [(await future)[0][1] for future in futures] == [20, 40]
+        assert [(await future)[0] for future in futures] == [20, 40]
 
     asyncio.run(main())
 
 
 def test_what_makes_a_batch_fail_fails_alone() -> None:
-    def run(works: list[Length]) -> list[int]:
-        if Length(13) in works:
+    def run(works: list[int]) -> list[int]:
+        if 13 in works:
             raise ValueError("thirteen")
-        return [work.tokens for work in works]
+        return works
 
     async def main() -> None:
         bench = Bench(run)
@@ -168,8 +162,8 @@ def test_what_makes_a_batch_fail_fails_alone() -> None:
         await asyncio.to_thread(waiting, bench.batcher, 3)
         bench.gate.set()
         await held
-        assert await futures[0] == [(Length(12), 12)]
-        assert await futures[2] == [(Length(14), 14)]
+        assert await futures[0] == [12]
+        assert await futures[2] == [14]
         with pytest.raises(ValueError, match="thirteen"):
             await futures[1]
         bench.batcher.close()
@@ -182,7 +176,7 @@ def test_a_text_that_cannot_be_tokenised_fails_its_job_alone() -> None:
         bench = Bench()
         bench.gate.set()
         wrong, right = bench.batcher.submit([None], "learned"), bench.batcher.submit([5], "learned")
-        assert await right == [(Length(5), 10)]
+        assert await right == [10]
         with pytest.raises(TypeError):
             await wrong
         bench.batcher.close()

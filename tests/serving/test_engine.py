@@ -18,7 +18,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.run import Run
 from budgetformer.serving.app import make_app
-from budgetformer.serving.engine import Engine
+from budgetformer.serving.service import Engine
 from budgetformer.serving.settings import Settings
 
 
@@ -40,27 +40,27 @@ def engine_of(run: Path, **options: Any) -> Engine:
 def test_the_engine_answers_as_the_scorer_does(run: Path, budget: str) -> None:
     engine, texts = engine_of(run), [*TEXTS, "lake " * 40]
     scores = Run.open(run).scorer(budget).score(texts)
-    pieces = engine.encode([(text, None) for text in texts])
-    for results in (
-        engine.run(pieces, Dial.parse(budget)),
-        [engine.run([piece], Dial.parse(budget))[0] for piece in pieces],
-    ):
-        np.testing.assert_allclose([result.values for result in results], scores.probabilities, atol=1e-5)
-        assert [result.heads for result in results] == scores.heads.sum(1).tolist()
-    assert [piece.truncated for piece in pieces] == [False, False, False, True]
-    assert [piece.tokens for piece in pieces] == scores.tokens.tolist()
+    table, dial = engine.encode([(text, None) for text in texts]), Dial.parse(budget)
+    alone = [next(engine.answers(row, dial)) for row in table.rows()]
+    for answers in (list(engine.answers(table, dial)), alone):
+        chances = [[answer["probabilities"][label] for label in engine.facts.labels] for answer in answers]
+        np.testing.assert_allclose(chances, scores.probabilities, atol=1e-5)
+        assert [answer["heads"]["used"] for answer in answers] == scores.heads.sum(1).tolist()
+        assert [answer["cut"] for answer in answers] == [False, False, False, True]
+        assert [answer["tokens"] for answer in answers] == scores.tokens.tolist()
 
 
 def test_pairs_answer_as_the_scorer_does(pair_run: Path) -> None:
     engine = engine_of(pair_run)
     scores = Run.open(pair_run).scorer().score(TEXTS[:2], TEXTS[1:])
-    results = engine.run(engine.encode(list(itertools.pairwise(TEXTS))), engine.budget)
-    np.testing.assert_allclose([result.values for result in results], scores.probabilities, atol=1e-5)
+    answers = engine.answers(engine.encode(list(itertools.pairwise(TEXTS))), engine.budget)
+    chances = [[answer["probabilities"][label] for label in engine.facts.labels] for answer in answers]
+    np.testing.assert_allclose(chances, scores.probabilities, atol=1e-5)
     engine.self_test()
 
 
 def test_the_hash_follows_the_weights(run: Path, pair_run: Path) -> None:
-    assert engine_of(run).hash == engine_of(run).hash != engine_of(pair_run).hash
+    assert engine_of(run).facts.model == engine_of(run).facts.model != engine_of(pair_run).facts.model
 
 
 def test_the_self_test_finds_weights_that_are_not_numbers(run: Path) -> None:
@@ -100,15 +100,12 @@ def test_operating_points_are_served_by_name(tmp_path: Path) -> None:
 
 def test_several_labels_and_numbers(tmp_path: Path) -> None:
     several = engine_of(write_run(tmp_path / "several", problem_type="multi_label_classification"))
-    (piece,) = several.encode([(TEXTS[0], None)])
-    result = several.run([piece], several.budget)[0]
-    answer = several.render(piece, result, None)
+    (answer,) = several.answers(several.encode([(TEXTS[0], None)]), several.budget)
     assert answer["labels"] == [name for name, chance in answer["probabilities"].items() if chance > 0.5]
     assert set(answer["probabilities"]) == {"travel", "film", "money"}
     assert "label" not in answer
     number = engine_of(write_run(tmp_path / "number", problem_type="regression", id2label={0: "LABEL_0"}))
-    (piece,) = number.encode([(TEXTS[0], None)])
-    answer = number.render(piece, number.run([piece], number.budget)[0], None)
+    (answer,) = number.answers(number.encode([(TEXTS[0], None)]), number.budget)
     assert set(answer) == {"value", "heads", "tokens", "cut"}
 
 

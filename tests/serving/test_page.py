@@ -12,7 +12,7 @@ import pytest
 from tests.serving.small import TEXTS, small
 
 from budgetformer.errors import UsageError
-from budgetformer.explain import attention, explain, page, precompute
+from budgetformer.explain import Explainer, page, slider
 
 api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: pip install -e '.[dev]'")
 FLAGS = (
@@ -40,7 +40,7 @@ class Shown:
     def __init__(self, browser: Any, model: Any, tokenizer: Any, **options: Any) -> None:
         self.asked: list[str] = []
         self.faults: list[str] = []
-        self.model, self.tokenizer = model, tokenizer
+        self.config, self.explainer = model.config, Explainer(model, tokenizer, 24)
         self.page = browser.new_context(reduced_motion="reduce", **options).new_page()
         self.page.set_default_timeout(30_000)
         self.page.on("pageerror", lambda error: self.faults.append(str(error)))
@@ -49,22 +49,22 @@ class Shown:
     def _answer(self, route: Any) -> None:
         path, body = route.request.url.removeprefix("http://page.test/"), route.request.post_data_json
         self.asked.append(path)
-        config = self.model.config
+        config, heads = self.config, self.config.num_attention_heads
         if path == "":
             route.fulfill(body=page(), content_type="text/html; charset=utf-8")
         elif path == "info":
             route.fulfill(
                 json={
                     "labels": config.label_names, "pairs": config.segment_embeddings, "max_tokens": 24,
-                    "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
+                    "heads": heads, "layers": config.num_hidden_layers, "slider": slider(None, heads)[0],
+                    "start": heads - 1,
                 }
             )  # fmt: skip
         elif path in ("explain", "attention"):
             try:
-                answer = {"explain": explain, "attention": attention}[path]
-                route.fulfill(json=answer(self.model, self.tokenizer, **{"text_pair": None, **body}, max_length=24))
+                route.fulfill(json=getattr(self.explainer, path)(**{"text_pair": None, **body}))
             except UsageError as error:
-                route.fulfill(status=422, json={"error": {"message": str(error), "hint": "mend it"}})
+                route.fulfill(status=422, json={"error": {"message": str(error), "hint": "change it"}})
         else:
             route.fulfill(status=404)
 
@@ -82,7 +82,7 @@ def shown(browser: Any) -> Iterator[Shown]:
 
 
 def test_type_and_predict(shown: Shown) -> None:
-    told = explain(shown.model, shown.tokenizer, TEXTS[1])
+    told = shown.explainer.explain(TEXTS[1])
     shown.page.locator("textarea[name=text]").fill(TEXTS[1])
     shown.page.get_by_role("button", name="Predict").click()
     shown.sees(".heads .big", f"{sum(layer['k'] for layer in told['layers'])} of 8")
@@ -136,7 +136,7 @@ def test_a_token_shows_where_it_looks(shown: Shown) -> None:
     shown.sees(".whose", "“The” looks at")
     layer, head = (int(n) - 1 for n in re.findall(r"\d+", shown.page.locator(".look .big").inner_text()))
     text = shown.page.locator("textarea[name=text]").input_value()
-    row = attention(shown.model, shown.tokenizer, text, None, layer, head, max_length=24)["map"][1]
+    row = shown.explainer.attention(text, None, layer, head)["map"][1]
     assert shown.page.locator(".look .figure").first.inner_text() == f"{100 * max(row):.1f} %"
     shown.page.keyboard.press("End")
     shown.sees(".heads .big", "8 of 8")
@@ -149,7 +149,7 @@ def test_compare(shown: Shown) -> None:
     api.expect(results).to_have_count(2)
     api.expect(shown.page.locator("#shared")).to_contain_text("in common")
     shown.page.locator("textarea[name=text]").nth(1).fill(TEXTS[2])
-    told = [explain(shown.model, shown.tokenizer, t, max_length=24) for t in (
+    told = [shown.explainer.explain(t) for t in (
         shown.page.locator("textarea[name=text]").first.input_value(), TEXTS[2])]  # fmt: skip
     k = [sum(layer["k"] for layer in one["layers"]) for one in told]
     api.expect(results.nth(1).locator(".heads .big")).to_have_text(f"{k[1]} of 8")
@@ -200,7 +200,8 @@ def test_a_dense_model_has_nothing_to_slide(browser: Any) -> None:
 def test_a_file_needs_no_server(browser: Any, tmp_path: Path) -> None:
     model, tokenizer = small()
     file, evil = tmp_path / "heads.html", "</script> <b>lake</b> & view"
-    file.write_text(page(precompute(model, tokenizer, [(TEXTS[0], None), (evil, None)], "full")), encoding="utf-8")
+    explainer = Explainer(model, tokenizer)
+    file.write_text(page(explainer.precompute([(TEXTS[0], None), (evil, None)], "full")), encoding="utf-8")
     shown = Shown(browser, model, tokenizer)
     shown.page.goto(file.as_uri())
     api.expect(shown.page.locator(".result")).to_have_count(2)
@@ -209,12 +210,12 @@ def test_a_file_needs_no_server(browser: Any, tmp_path: Path) -> None:
     shown.page.get_by_role("slider").focus()
     shown.page.keyboard.press("Home")
     shown.sees(".heads .big", "2 of 8")
-    told = explain(model, tokenizer, TEXTS[0], budget="max:0.25")
+    told = explainer.explain(TEXTS[0], budget="max:0.25")
     shown.sees(".answer .big", told["label"])
     shown.page.locator(".head").nth(5).click()
     shown.sees(".look .big", "Layer 2, head 2")
     shown.page.locator(".token").nth(2).click()
-    row = attention(model, tokenizer, TEXTS[0], None, 1, 1, "max:0.25")["map"][2]
+    row = explainer.attention(TEXTS[0], None, 1, 1, "max:0.25")["map"][2]
     first = float(shown.page.locator(".result").first.locator(".look .figure").first.inner_text().split()[0])
     assert first == pytest.approx(100 * max(row), abs=0.3)
     shown.page.get_by_role("button", name="One text only").click()

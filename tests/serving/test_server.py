@@ -77,7 +77,7 @@ def serving(run: Path, *flags: str) -> Iterator[Server]:
 
 
 def test_a_server_answers_refuses_and_drains(run: Path) -> None:
-    with serving(run, "--wait-ms", "1000", "--max-bytes", "20000") as server:
+    with serving(run, "--set", "wait_ms=1000", "--set", "max_bytes=20000") as server:
         assert server.ask("GET", "/info")[1]["limits"]["max_bytes"] == 20_000
         assert server.ask("POST", "/explain", {"text": "the lake"})[0] == 200
         large_bodies(server)
@@ -134,10 +134,13 @@ def test_two_workers_share_a_port_and_their_metrics(run: Path) -> None:
         (["{run}", "--budget", "random"], 2, "give one of learned, full, fixed:X, max:X"),
         (["{run}", "--port", "70000"], 2, "65535"),
         (["{run}", "--host", "256.1.1.1"], 2, "the service cannot listen there"),
-        (["{run}", "--max-texts", "300"], 2, "--max-texts 300 is more than --queue 256"),
-        (["{run}", "--wait-ms", "-1"], 2, "--wait-ms -1.0: give milliseconds from 0 to 1000"),
-        (["{run}", "--timeout", "0"], 2, "--timeout 0.0: give seconds"),
-        (["{run}", "--batch-tokens", "0"], 2, "--batch-tokens 0: it must be at least 1"),
+        (["{run}", "--set", "max_texts=300"], 2, "max_texts=300 is more than queue=256: raise queue"),
+        (["{run}", "--set", "wait_ms=-1"], 2, "--set wait_ms=-1: Input should be greater than or equal to 0"),
+        (["{run}", "--set", "wait_ms=2000"], 2, "--set wait_ms=2000: Input should be less than or equal to 1000"),
+        (["{run}", "--set", "timeout=0"], 2, "--set timeout=0: Input should be greater than 0"),
+        (["{run}", "--set", "batch_tokens=0"], 2, "--set batch_tokens=0: Input should be greater than or equal to 1"),
+        (["{run}", "--set", "queue"], 2, "--set queue=: Input should be a valid integer"),
+        (["{run}", "--set", "quue=3"], 2, "--set quue=3: Unexpected keyword argument (see --help)"),
     ],
 )
 def test_wrong_commands(

@@ -8,15 +8,19 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from tests.tables import make_table
 
+from budgetformer.data.tokens import TokenTable
+from budgetformer.engine.scores import Scores
+from budgetformer.explain import Explainer
 from budgetformer.nn.allocation import Dial
-from budgetformer.serving.engine import Engine, Result, Text, Work
-from budgetformer.serving.settings import DIALS
+from budgetformer.serving.messages import Facts
+from budgetformer.serving.service import Engine, Text
 
 RUN = Path("run")
 
@@ -24,46 +28,59 @@ RUN = Path("run")
 class ToyEngine(Engine):
     """A token a word; a text that begins with "good" is good. While `gate` is closed, the model stands still."""
 
-    def __init__(self, *, pairs: bool | None = None, fails: str = "") -> None:
-        self.task, self.labels, self.max_tokens = "single_label_classification", ["bad", "good"], 16
-        self.layers, self.heads, self.possible = 2, 4, 8
-        self.pairs, self.hash, self.budget = pairs, "0" * 16, Dial()
-        self.points, self.dials = {}, DIALS
+    def __init__(self, *, pairs: bool = False, fails: str = "") -> None:
+        self.facts = Facts(
+            model="0" * 16, task="single_label_classification", labels=["bad", "good"], pairs=pairs, layers=2, heads=4,
+            max_tokens=16, budgets=["learned", "full", "fixed:X", "max:X"],
+        )  # fmt: skip
+        self.points, self.budget = {}, Dial()
         self.fails = fails
         self.gate = threading.Event()
         self.gate.set()
         self.begun = threading.Event()
         self.batches: list[tuple[str, list[int]]] = []
 
-    def encode(self, texts: Sequence[Text]) -> list[Work]:
-        pieces = []
+    def encode(self, texts: Sequence[Text]) -> TokenTable:
+        rows = []
         for first, second in texts:
             words = (first if second is None else f"{first} {second}").split()
-            ids = [len(word) for word in words][: self.max_tokens]
+            ids = [len(word) for word in words][: self.facts.max_tokens]
             table = make_table(ids, [len(ids)], pair_start=[int(first.startswith("good"))])
-            pieces.append(Work(replace(table, truncated=np.array([len(words) > self.max_tokens]))))
-        return pieces
+            rows.append(replace(table, truncated=np.array([len(words) > self.facts.max_tokens])))
+        return TokenTable.join(rows)
 
-    def run(self, pieces: Sequence[Work], dial: Dial) -> list[Result]:
+    def score(self, table: TokenTable, dial: Dial) -> Scores:
         self.begun.set()
         self.gate.wait()
         if self.fails:
             raise ZeroDivisionError(self.fails)
-        self.batches.append((str(dial), [piece.tokens for piece in pieces]))
-        return [
-            Result(np.array([0.25, 0.75] if piece.table.pair_start[0] else [0.75, 0.25], np.float32), 3)
-            for piece in pieces
-        ]
+        self.batches.append((str(dial), table.lengths.tolist()))
+        chances = [[0.25, 0.75] if good else [0.75, 0.25] for good in table.pair_start]
+        heads = np.array([[1, 2]] * len(table), np.int16)
+        return Scores(table, self.facts.task, 4, np.log(np.array(chances, np.float32)), heads, None, None)
 
-    def explain(self, text: Text, dial: Dial) -> dict[str, Any]:
+    @cached_property
+    def explainer(self) -> Explainer:
+        return ToyExplainer()
+
+
+class ToyExplainer(Explainer):
+    """Explains without a model."""
+
+    def __init__(self) -> None:
+        pass
+
+    def explain(self, text: str, text_pair: str | None = None, budget: str | Dial | None = None) -> dict[str, Any]:
         layer = {"s": 0.5, "k": 2, "relevance": [0.25] * 4, "weights": [0.5] * 4, "active": [True] * 4}
         return {
-            "dial": str(dial), "tokens": text[0].split(), "joined": [], "parts": [], "cut": False, "label": "good",
+            "dial": str(budget), "tokens": text.split(), "joined": [], "parts": [], "cut": False, "label": "good",
             "probabilities": {}, "gated": True, "layers": [layer] * 2, "flops": {"used": 1},
         }  # fmt: skip
 
-    def attention(self, text: Text, dial: Dial, layer: int, head: int) -> dict[str, Any]:
-        return {"dial": str(dial), "layer": layer, "head": head, "tokens": text[0].split(), "map": [[1.0]]}
+    def attention(
+        self, text: str, text_pair: str | None, layer: int, head: int, budget: str | Dial | None = None
+    ) -> dict[str, Any]:
+        return {"dial": str(budget), "layer": layer, "head": head, "tokens": text.split(), "map": [[1.0]]}
 
 
 class Client:
@@ -105,17 +122,17 @@ class Client:
         async def send(message: dict[str, Any]) -> None:
             out.append(message)
 
-        given = {"content-type": "application/json", **(headers or {})}
+        sent = {"content-type": "application/json", **(headers or {})}
         scope = {
             "type": "http", "asgi": {"version": "3.0"}, "http_version": "1.1", "method": method, "scheme": "http",
             "path": path, "raw_path": path.encode(), "query_string": b"", "root_path": "",
-            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in given.items()],
+            "headers": [(name.lower().encode(), value.encode("latin-1")) for name, value in sent.items()],
             "client": ("127.0.0.1", 1), "server": ("127.0.0.1", 80), "state": {},
         }  # fmt: skip
         await self.app(scope, receive, send)
         start = out[0]
-        found = {name.decode(): value.decode() for name, value in start["headers"]}
-        return start["status"], found, b"".join(message.get("body", b"") for message in out[1:])
+        received = {name.decode(): value.decode() for name, value in start["headers"]}
+        return start["status"], received, b"".join(message.get("body", b"") for message in out[1:])
 
     async def json(self, path: str, body: Any, **more: Any) -> tuple[int, Any]:
         """POST an object; status and the parsed answer."""

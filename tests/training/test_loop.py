@@ -140,7 +140,7 @@ def test_a_run_that_diverges_stops_at_once_and_keeps_what_was_good(
         ModelError, match=r"diverged at step 13 of 20: the loss is .* learning rate of 0\.00.*lower --lr"
     ):
         run.run()
-    assert [p.name for p in run.checkpoints.found()] == ["step-00000010"]
+    assert [p.name for p in run.checkpoints.complete()] == ["step-00000010"]
     again = fit(prepared, tmp_path)
     again.run(resume=True)
     assert_same(weights(again), whole[1])
@@ -199,7 +199,7 @@ def test_a_full_disk_is_named_and_loses_nothing(
         patch.setattr("budgetformer.training.checkpoint.save_file", full)
         with pytest.raises(ModelError, match=r"step-00000020: the disk is full.*intact.*--resume"):
             run.run()
-    assert [p.name for p in run.checkpoints.found()] == ["step-00000010"]
+    assert [p.name for p in run.checkpoints.complete()] == ["step-00000010"]
     again = fit(prepared, tmp_path)
     again.run(resume=True)
     assert_same(weights(again), whole[1])
@@ -211,7 +211,7 @@ def test_a_damaged_checkpoint_is_named_with_the_way_on(
 ) -> None:
     run = fit(prepared, tmp_path)
     run.run()
-    newest = run.checkpoints.found()[-1]
+    newest = run.checkpoints.complete()[-1]
     broken = newest / file
     broken.write_bytes(broken.read_bytes()[: broken.stat().st_size // 2])
     with pytest.raises(ModelError, match=r"step-00000020.*damaged; delete .*to continue from step-00000010"):
@@ -284,6 +284,20 @@ def test_gates_can_have_their_own_rate(prepared: Prepared, tmp_path: Path) -> No
     assert gates
     assert max(moved[name] for name in gates) < 1e-6
     assert min(moved[name] for name in moved.keys() - gates if name.endswith("weight")) > 1e-3
+
+
+def test_matrices_decay_and_biases_norms_and_scores_of_heads_do_not(prepared: Prepared, tmp_path: Path) -> None:
+    for kind in ("learned", "static"):
+        run = fit(
+            prepared, tmp_path / kind, RECIPE.changed({"weight_decay": 0.5, "model": {"gates": {"kind": kind}}}, "")
+        )
+        before = weights(run)
+        for parameter in run.model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        run.optimizer.step()
+        shrunk = {name for name, value in weights(run).items() if not torch.equal(value, before[name])}
+        assert shrunk == {name for name, p in run.model.named_parameters() if p.ndim > 1 and p.any()}
+        assert any("bias" in name for name in before.keys() - shrunk)
 
 
 def test_tensorboard_on_request(prepared: Prepared, tmp_path: Path) -> None:

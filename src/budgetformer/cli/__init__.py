@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -31,6 +32,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Run the command line; a user's error becomes one line on stderr and its own exit code."""
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws one for every file
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: exit 130, after tidying up
     try:
@@ -44,15 +46,7 @@ def main() -> None:
 
 
 # Verbs register themselves on `app`.
-from budgetformer.cli import bench as _bench  # noqa: E402, F401
-from budgetformer.cli import calibrate as _calibrate  # noqa: E402, F401
-from budgetformer.cli import check as _check  # noqa: E402, F401
-from budgetformer.cli import eval as _eval  # noqa: E402, F401
-from budgetformer.cli import explain as _explain  # noqa: E402, F401
-from budgetformer.cli import export as _export  # noqa: E402, F401
-from budgetformer.cli import predict as _predict  # noqa: E402, F401
-from budgetformer.cli import serve as _serve  # noqa: E402, F401
-from budgetformer.cli import train as _train  # noqa: E402, F401
+from budgetformer.cli import bench, calibrate, check, eval, explain, export, predict, serve, train  # noqa: E402, F401
 
 for _verb in entry_points(group="budgetformer.verbs"):  # of distributions that build on this one
     app.command(_verb.name)(_verb.load())

@@ -29,10 +29,8 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Time selective execution against dense rivals: by itself, or a RUN from text to label."""
-    from budgetformer.cli.show import print_bench, print_json, print_run_bench, quiet_libraries
-
-    quiet_libraries()
     from budgetformer import bench as benches
+    from budgetformer.cli.show import print_bench, print_json, print_run_bench
 
     if run is not None:
         from budgetformer.runs.run import Run

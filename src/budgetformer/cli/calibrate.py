@@ -39,10 +39,9 @@ def calibrate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Sweep RUN's budget over held-out DATA; its points are names for --budget, e.g. max-disagreement-0.5."""
-    from budgetformer.cli.show import print_calibration, print_json, quiet_libraries
+    from budgetformer.cli.show import print_calibration, print_json
     from budgetformer.runs.run import Run
 
-    quiet_libraries()
     result = Run.open(run).calibrate(
         source,
         split=split,

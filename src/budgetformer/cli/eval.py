@@ -23,10 +23,9 @@ def evaluate(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Evaluate RUN on labelled DATA: quality, heads and cost, against its dense twin if it has one."""
-    from budgetformer.cli.show import print_evaluations, print_json, quiet_libraries
+    from budgetformer.cli.show import print_evaluations, print_json
     from budgetformer.runs.run import Run
 
-    quiet_libraries()
     result = Run.open(run).evaluate(source, split=split, budgets=budget or ["learned"], limit=source.limit)
     columns, notes = result.pop("columns"), result.pop("notes")
     print(columns, *(f"warning: {note}" for note in notes), sep="\n", file=sys.stderr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import zip_longest
 from pathlib import Path
 from typing import Annotated
 
@@ -19,42 +20,35 @@ _LEFT_OUT = {
 @app.command()
 def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
-    text: Annotated[str, typer.Option(help="The text.", show_default=False)],
-    text_pair: Annotated[str | None, typer.Option(help="Its second text, if the model reads pairs.")] = None,
-    compare: Annotated[str | None, typer.Option(help="Another text, to stand beside the first.")] = None,
-    compare_pair: Annotated[str | None, typer.Option(help="The other text's second text.")] = None,
-    budget: Annotated[str, typer.Option(help="Where the slider begins: learned, full, max:X.")] = "learned",
+    text: Annotated[list[str], typer.Option(help="The text; twice: two texts to compare.", show_default=False)],
+    text_pair: Annotated[list[str] | None, typer.Option(help="Its second text, if the model reads pairs.")] = None,
+    budget: Annotated[str, typer.Option(help="Where the slider begins: learned, full, max:X, mean:X.")] = "learned",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The page (default: heads.html).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, at any budget.")] = False,
 ) -> None:
     """Show which heads RUN uses for a text, where they look and what they cost, as one HTML file."""
-    from budgetformer import explain as page
-    from budgetformer.cli.show import print_json, quiet_libraries
+    from budgetformer.cli.show import print_json
     from budgetformer.errors import ModelError, UsageError
+    from budgetformer.explain import Explainer, page
+    from budgetformer.runs.files import write_text
     from budgetformer.runs.run import Run
 
-    quiet_libraries()
-    if compare_pair is not None and compare is None:
-        raise UsageError("--compare-pair without --compare: give the other text too")
-    texts = [(text, text_pair)] + ([(compare, compare_pair)] if compare is not None else [])
-    opened = Run.open(run)
-    budget = str(opened.budget(budget))
-    for _, second in texts:
-        if (second is not None) != opened.pairs:
-            need = "pairs: give the second with --text-pair (--compare-pair)" if opened.pairs else "single texts"
-            raise UsageError(f"{run} reads {need}")
-    model, tokenizer, limit = opened.model, opened.tokenizer, opened.max_length
+    opened, texts = Run.open(run), list(zip_longest(text, text_pair or ()))
+    opened.check_pairs(bool(text_pair), "--text-pair")
+    if len(text) > 2 or len(texts) != len(text) or (text_pair and len(text_pair) != len(text)):
+        raise UsageError("give --text once, or twice to compare, and --text-pair as often where the model reads pairs")
+    explainer, dial = Explainer(opened.model, opened.tokenizer, opened.max_length), opened.budget(budget)
     if as_json:
-        first, *rest = (page.explain(model, tokenizer, *each, budget, limit) for each in texts)
+        first, *rest = (explainer.explain(*each, dial) for each in texts)
         print_json({**first, **({"compare": rest[0]} if rest else {})})
     if as_json and output is None:
         return
-    data = page.precompute(model, tokenizer, texts, budget, limit)
-    output = output or Path("heads.html")
+    data, output = explainer.precompute(texts, dial), output or Path("heads.html")
     try:
-        output.write_text(page.page(data), encoding="utf-8")
-    except OSError as error:
-        raise ModelError(f"{output} cannot be written ({error.strerror}): give another file with -o") from None
+        write_text(output, page(data))
+    except ModelError as error:
+        why = getattr(error.__cause__, "strerror", error)
+        raise ModelError(f"{output} cannot be written ({why}): give another file with -o") from None
     if data["maps"] in _LEFT_OUT:
         print(_LEFT_OUT[data["maps"]], file=sys.stderr)
     if not as_json:

@@ -27,9 +27,7 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Write RUN as an ONNX graph that skips heads, once it agrees with the model on real rows; or as a static model."""
-    from budgetformer.cli.show import print_json, quiet_libraries
-
-    quiet_libraries()
+    from budgetformer.cli.show import print_json
     from budgetformer.runs.run import Run
 
     def log(line: str) -> None:

@@ -57,11 +57,9 @@ def predict(
 
     Without -o, JSON lines go to standard output. docs/predict.md says what is added and how to go on after a stop.
     """
-    from budgetformer.cli.show import quiet_libraries
     from budgetformer.predict.job import Predictor, Request
     from budgetformer.runs.run import Run
 
-    quiet_libraries()
     if data is None:
         if text is None:
             raise UsageError("nothing to predict: give a file (or - for standard input), or a text with --text")

@@ -11,13 +11,6 @@ from rich.console import Console
 from rich.table import Table
 
 
-def quiet_libraries() -> None:
-    """Silence the progress bars that transformers draws for every file; a command line may, a library may not."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-
-
 def print_json(data: Any) -> None:
     """Plain JSON, for programs."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
@@ -182,11 +175,8 @@ def print_run_bench(result: dict[str, Any]) -> None:
         "speed-up": "{speedup:.2f}x", "texts/s": "{texts_per_second:.0f}",
     }  # fmt: skip
     print_table("{texts} {split} texts of {run}, from text to label".format_map(result), columns, result["rows"])
-    print_line(
-        "k/H {k_over_h:.3f}: FLOPs allow {ideal:.2f}x; without any attention it would be {ceiling:.2f}x.".format_map(
-            result
-        )
-    )
+    limits = "k/H {k_over_h:.3f}: FLOPs allow {ideal:.2f}x; without any attention it would be {ceiling:.2f}x."
+    print_line(limits.format_map(result))
     for name, energy in (result["energy"] or {}).items():
         print_line(
             f"{name}: {energy['joules']:.1f} J and {energy['grams_co2']:.4f} g CO2 a thousand texts, "

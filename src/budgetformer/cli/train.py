@@ -41,11 +41,10 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
     """Train a classifier on DATA: a run directory with model, evaluation and report."""
-    from budgetformer.cli.show import print_json, print_result, print_seeds, quiet_libraries
+    from budgetformer.cli.show import print_json, print_result, print_seeds
     from budgetformer.training.run import train as train_run
     from budgetformer.training.run import train_seeds
 
-    quiet_libraries()
     chosen = Recipe.make(
         preset, recipe, changes or (), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
         max_length=max_length, tokenizer=tokenizer, base=base,

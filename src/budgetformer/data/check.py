@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -33,7 +33,9 @@ def check_data(source: DataSource, tokenizer: PreTrainedTokenizerFast | None = N
 
     def watch(name: str, examples: Iterator[Example]) -> Iterator[Example]:
         lengths[name] = Counter()
-        return _tally(examples, tokenizer, lengths[name])
+        for example, length in token_lengths(examples, tokenizer) if tokenizer else map(_estimate, examples):
+            lengths[name][length] += 1
+            yield example
 
     tables = locate(source)
     data = read_tables(source, tables, watch=watch)
@@ -92,16 +94,7 @@ def histogram(lengths: Mapping[int, int], bins: int = 12) -> list[dict[str, int]
     ]
 
 
-def _tally(
-    examples: Iterable[Example], tokenizer: PreTrainedTokenizerFast | None, lengths: Counter[int]
-) -> Iterator[Example]:
-    if tokenizer is not None:
-        for example, length in token_lengths(examples, tokenizer):
-            lengths[length] += 1
-            yield example
-        return
-    for example in examples:
-        pair = example.text_pair
-        size = len(example.text.encode()) + len((pair or "").encode())
-        lengths[2 + bool(pair) + math.ceil(size / BYTES_PER_TOKEN)] += 1
-        yield example
+def _estimate(example: Example) -> tuple[Example, int]:
+    """An example and about how many tokens it has, special ones included."""
+    pair = example.text_pair or ""
+    return example, 2 + bool(pair) + math.ceil(len((example.text + pair).encode()) / BYTES_PER_TOKEN)

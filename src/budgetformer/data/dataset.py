@@ -12,13 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.data.columns import choose_columns
-from budgetformer.data.examples import UNLABELLED, BadRows, Example, Schema, read_examples
+from budgetformer.data.examples import UNLABELLED, BadRows, Example, Schema, choose_columns, read_examples
 from budgetformer.data.locate import DataSource, choose_split, locate, quarantine_file
 from budgetformer.data.scan import Scan, choose_schema, order_labels, peek, scan
 from budgetformer.data.sources import Table
 from budgetformer.data.splits import Hashes, carve, overlap, part_sizes, subset
-from budgetformer.data.spool import Spool
 from budgetformer.errors import DataError
 
 IMBALANCE = 10  # rows of the largest class to one of the smallest, from where on it is worth a warning
@@ -29,37 +27,44 @@ Watch = Callable[[str, Iterator[Example]], Iterator[Example]]
 
 @dataclass(frozen=True, eq=False)
 class Split:
-    """Rows of a table: `index` are their numbers among its usable rows, `hashes` their `text_hash`es; `digest` is
-    the whole table's."""
+    """Rows of a table that was read: `index` are their numbers among its usable rows."""
 
     name: str
-    spool: Spool
+    table: Scan
     index: NDArray[np.int64]
-    hashes: Hashes
-    digest: str
 
     @property
     def rows(self) -> int:
         return len(self.index)
 
+    @property
+    def hashes(self) -> Hashes:
+        """The `text_hash` of each row."""
+        return self.table.hashes[self.index]
+
+    @property
+    def digest(self) -> str:
+        """The table's, not that of these rows."""
+        return self.table.digest
+
     def select(self, rows: Sequence[int] | NDArray[Any]) -> Split:
         """These rows alone, by their numbers in the split or by a mask."""
-        rows = np.asarray(rows) if len(rows) else np.zeros(0, np.int64)
-        return replace(self, index=self.index[rows], hashes=self.hashes[rows])
+        return replace(self, index=self.index[np.asarray(rows) if len(rows) else np.zeros(0, np.int64)])
 
     def examples(self) -> Iterator[Example]:
         """Stream the examples, always in the same order."""
-        return self.spool.read(self.index)
+        assert self.table.spool is not None
+        return self.table.spool.read(self.index)
 
 
+@dataclass(frozen=True)
 class Texts(Iterable[str]):
     """The texts of a split, first and second, as often as they are asked for."""
 
-    def __init__(self, split: Split) -> None:
-        self._split = split
+    split: Split
 
     def __iter__(self) -> Iterator[str]:
-        return (text for e in self._split.examples() for text in (e.text, e.text_pair) if text is not None)
+        return (text for e in self.split.examples() for text in (e.text, e.text_pair) if text is not None)
 
 
 @dataclass(frozen=True)
@@ -102,10 +107,6 @@ class DataSet:
         return self.schema.columns.text_pair is not None
 
     @property
-    def bad_rows(self) -> int:
-        return sum(scanned.bad.bad for scanned in self.scans.values())
-
-    @property
     def digests(self) -> dict[str, str]:
         """For each table, what changes with its texts, labels and their order."""
         return {name: scanned.digest for name, scanned in self.scans.items() if scanned.rows}
@@ -130,7 +131,7 @@ def open_labelled(source: DataSource, task: str, labels: list[str], split: str |
     name = choose_split(tables, split, source.data)
     role = "test" if split is None and len(tables) == 1 else name
     data = read_tables(replace(source, task=task), {role: tables[name]}, labels)
-    return _with_splits(data, {role: _split(role, data.scans[role])})
+    return _with_splits(data, {role: Split(role, data.scans[role], np.arange(data.scans[role].rows))})
 
 
 def stream_examples(source: DataSource) -> Iterator[Example]:
@@ -259,16 +260,10 @@ def _make_splits(data: DataSet) -> dict[str, Split]:
     rows = {name: np.flatnonzero(part == number) for number, name in enumerate(["train", *carved])}
     if source.limit is not None:
         rows["train"] = rows["train"][subset(train.strata[rows["train"]], source.limit, source.seed)]
-    splits = {name: _split(name, train, chosen) for name, chosen in rows.items()}
+    splits = {name: Split(name, train, index) for name, index in rows.items()}
     for name, scanned in data.scans.items():
         if name not in splits and scanned.rows:
-            splits[name] = _split(name, scanned)
+            splits[name] = Split(name, scanned, np.arange(scanned.rows))
     if source.validation == "test":
         splits["validation"] = replace(splits["test"], name="validation")
     return splits
-
-
-def _split(name: str, scanned: Scan, rows: NDArray[np.int64] | None = None) -> Split:
-    assert scanned.spool is not None
-    rows = np.arange(scanned.rows) if rows is None else rows
-    return Split(name, scanned.spool, rows, scanned.hashes[rows], scanned.digest)

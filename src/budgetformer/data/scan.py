@@ -1,25 +1,61 @@
-"""One streaming pass over a table: its columns, its rows in numbers, its labels in order."""
+"""One streaming pass over a table: its columns, its rows in numbers and in a spool, its labels in order."""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import tempfile
 from array import array
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.data.columns import choose_columns
-from budgetformer.data.examples import BadRows, Example, Schema, infer_task
+from budgetformer.data.examples import BadRows, Example, Schema, choose_columns, infer_task
 from budgetformer.data.locate import DataSource
 from budgetformer.data.sources import RawRow, Table
 from budgetformer.data.splits import Hashes, pool_rare, quantile_bins, text_hash
-from budgetformer.data.spool import Spool
 from budgetformer.errors import DataError
 
 MAX_CLASSES = 10_000
 PEEK, PEEK_COLUMNS = 1000, 100  # rows by which the task and the columns are inferred
+
+
+class Spool:
+    """The usable rows of one table, one JSON array per line, in a temporary file: memory is bounded, and the user's
+    file may change or go. It has no name: it goes with this object or, however the process ends, with the process."""
+
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self._stream = tempfile.TemporaryFile(prefix="budgetformer-rows-", buffering=2**17)  # noqa: SIM115
+        self._starts = array("Q", [0])
+
+    def append(self, example: Example) -> None:
+        row = json.dumps([example.line, example.text, example.text_pair, example.label], ensure_ascii=False)
+        data = row.encode("utf-8", "surrogatepass") + b"\n"
+        try:
+            self._stream.write(data)
+        except OSError as error:
+            raise self._unusable(error) from None
+        self._starts.append(self._starts[-1] + len(data))
+
+    def read(self, rows: Iterable[int]) -> Iterator[Example]:
+        """The rows of these numbers, from 0. Several readers may take turns."""
+        for row in rows:
+            start, end = self._starts[row], self._starts[row + 1]
+            try:
+                self._stream.seek(start)
+                data = self._stream.read(end - start)
+            except OSError as error:  # seeking writes what is still buffered
+                raise self._unusable(error) from None
+            line, text, pair, label = json.loads(data.decode("utf-8", "surrogatepass"))
+            yield Example(text, pair, tuple(label) if isinstance(label, list) else label, line, self.file)
+
+    def _unusable(self, error: OSError) -> DataError:
+        folder = tempfile.gettempdir()
+        return DataError(f"{self.file}: its rows cannot be kept in {folder} ({error.strerror}): set TMPDIR to another")
 
 
 @dataclass(frozen=True)
@@ -99,7 +135,9 @@ def scan(examples: Iterable[Example], schema: Schema, name: str, bad: BadRows, *
                 "labels: is it the right column (--label), or a number (--task regression)?"
             )
     strata = np.frombuffer(codes, np.int32)
-    counts = _label_counts(combinations, strata)
+    counts: Counter[str] = Counter()
+    for names, rows in zip(combinations, np.bincount(strata, minlength=len(combinations)).tolist(), strict=True):
+        counts.update(dict.fromkeys(names if isinstance(names, tuple) else (str(names),), rows))
     if schema.task == "multi":
         strata = pool_rare(strata)
     elif schema.task == "regression":
@@ -108,15 +146,6 @@ def scan(examples: Iterable[Example], schema: Schema, name: str, bad: BadRows, *
             raise DataError(f"{name}: every label is {numbers[0]}: there is nothing to learn from one value")
         strata = quantile_bins(numbers)
     return Scan(np.frombuffer(hashes, np.uint64), strata, counts, digest.hexdigest(), bad, spool)
-
-
-def _label_counts(combinations: Mapping[object, int], codes: NDArray[np.int32]) -> dict[str, int]:
-    rows = np.bincount(codes, minlength=len(combinations))
-    counts: dict[str, int] = {}
-    for label, number in zip(combinations, rows, strict=True):
-        for name in label if isinstance(label, tuple) else (str(label),):
-            counts[name] = counts.get(name, 0) + int(number)
-    return counts
 
 
 def order_labels(counts: Mapping[str, int], schema: Schema, name: str) -> list[str]:

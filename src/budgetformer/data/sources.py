@@ -18,7 +18,8 @@ import sys
 import tempfile
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
@@ -51,23 +52,26 @@ class Lines(Iterator[str]):
     line, from 1, `parts` are its lines so far, and `unclosed` says that the file ended where one more was asked for.
 
     A line that cannot be decoded, holds a NUL byte or is longer than `MAX_ROW` raises `BadRow`, and the
-    next call reads the line after it. Damage to the compressed stream is a DataError: nothing follows it.
+    next call reads the line after it.
     """
 
     def __init__(self, path: Path, file: str, encoding: str) -> None:
         self.file, self.number, self._offset = file, 0, 0
         self._encoding = check_encoding(encoding)
-        self._stream, self._text = open_bytes(path), None
+        stream = open_bytes(path)
+        self._readline: Callable[[int], bytes] = stream.readline
+        self.close = stream.close
         if "a\n".encode(self._encoding) != b"a\n":  # its line break is not one byte
-            self._text = io.TextIOWrapper(self._stream, encoding=self._encoding, newline="\n")
+            text = io.TextIOWrapper(stream, encoding=self._encoding, newline="\n")
             self._encoding = "utf-8"
+            self._readline = lambda size: text.readline(size).encode()
         self.start_record()
 
     def start_record(self) -> None:
         self.first, self.parts, self._size, self.unclosed = self.number + 1, list[str](), 0, False
 
     def __next__(self) -> str:
-        raw = self._read(MAX_ROW + 1)
+        raw = self._readline(MAX_ROW + 1)
         if not raw:
             self.unclosed = bool(self.parts)
             raise StopIteration
@@ -77,16 +81,20 @@ class Lines(Iterator[str]):
             reason = f"the line is longer than {MAX_ROW // 2**20} MiB: is this file really made of lines of text?"
             beginning = raw[:200].decode(self._encoding, "backslashreplace")
             while raw and not raw.endswith(b"\n"):
-                raw = self._read(2**20)
+                raw = self._readline(2**20)
                 self._offset += len(raw)
             raise BadRow("row too long", reason, beginning)
         try:
             line = raw.decode(self._encoding)
         except UnicodeDecodeError as error:
-            raise self._undecodable(raw, start, error) from None
+            wide = start == 0 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+            remedy = f"pass --encoding {'utf-16' if wide else 'latin-1, or whatever the file is written in'}"
+            place = f"byte 0x{raw[error.start]:02x} at offset {start + error.start}"
+            shown = raw.decode(self._encoding, "backslashreplace").rstrip("\r\n")
+            raise BadRow("wrong encoding", f"{place} is not {self._encoding}: {remedy}", shown) from None
         if "\0" in line:
-            place = line.index("\0") + 1
-            raise BadRow("NUL byte", f"NUL byte at character {place}: remove it", line.rstrip("\r\n"))
+            reason = f"NUL byte at character {line.index(chr(0)) + 1}: remove it"
+            raise BadRow("NUL byte", reason, line.rstrip("\r\n"))
         line = line.removeprefix("\ufeff") if self.number == 1 else line
         self.parts.append(line)
         self._size += len(line)
@@ -100,33 +108,6 @@ class Lines(Iterator[str]):
             'close it, and write a quote inside a quoted field as ""'
         )
         return BadRow("unclosed quote", reason, "".join(self.parts[:20]))
-
-    def __enter__(self) -> Lines:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stream.close()
-
-    def _read(self, size: int) -> bytes:
-        try:
-            return self._text.readline(size).encode() if self._text else self._stream.readline(size)
-        except DAMAGED as error:
-            raise DataError(
-                f"{self.file}, after line {self.number}: the compressed data is cut short or damaged "
-                f"({error}): copy or compress the file again"
-            ) from None
-        except UnicodeError as error:
-            raise DataError(
-                f"{self.file}, after line {self.number}: {error}: pass the real encoding with --encoding"
-            ) from None
-
-    def _undecodable(self, raw: bytes, start: int, error: UnicodeDecodeError) -> BadRow:
-        wide = start == 0 and raw.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        reason = (
-            f"byte 0x{raw[error.start]:02x} at offset {start + error.start} is not {self._encoding}: "
-            f"pass --encoding {'utf-16' if wide else 'latin-1, or whatever the file is written in'}"
-        )
-        return BadRow("wrong encoding", reason, raw.decode(self._encoding, "backslashreplace").rstrip("\r\n"))
 
 
 def check_encoding(encoding: str) -> str:
@@ -249,8 +230,15 @@ def read_rows(path: Path | str, *, name: str | None = None, encoding: str = "utf
     if format_.kind == "parquet":
         yield from _parquet_rows(path, name)
         return
-    with Lines(path, name, encoding) as lines:
-        yield from _json_rows(lines) if format_.kind == "jsonl" else _delimited_rows(lines, format_)
+    with closing(Lines(path, name, encoding)) as lines:
+        try:
+            yield from _json_rows(lines) if format_.kind == "jsonl" else _delimited_rows(lines, format_)
+        except DAMAGED as error:
+            cause = f"the compressed data is cut short or damaged ({error}): copy or compress the file again"
+            raise DataError(f"{name}, after line {lines.number}: {cause}") from None
+        except UnicodeError as error:
+            cause = f"{error}: pass the real encoding with --encoding"
+            raise DataError(f"{name}, after line {lines.number}: {cause}") from None
 
 
 class Format(NamedTuple):
@@ -332,7 +320,10 @@ def _delimited_rows(lines: Lines, format_: Format) -> Iterator[RawRow | BadRow]:
         try:
             values = _next_record(reader, lines)
             if not header:
-                header = _header(values, lines.file, lines.first)
+                header = [value.strip() for value in values]
+                if twice := [name for name, count in Counter(header).items() if count > 1]:
+                    reason = f"column {twice[0]!r} appears twice in the header: rename one of them"
+                    raise DataError(f"{lines.file}, line {lines.first}: {reason}")
             elif values and len(values) != len(header):
                 hint = "quote fields that hold the delimiter or a line break"
                 reason = f"{len(values)} fields where the header has {len(header)} ({', '.join(header)}): {hint}"
@@ -358,14 +349,6 @@ def _next_record(reader: Iterator[list[str]], lines: Lines) -> list[str]:
     if lines.unclosed:
         raise lines.never_closed()
     return values
-
-
-def _header(values: Sequence[str], file: str, line: int) -> list[str]:
-    names = [value.strip() for value in values]
-    twice = [name for name, count in Counter(names).items() if count > 1]
-    if twice:
-        raise DataError(f"{file}, line {line}: column {twice[0]!r} appears twice in the header: rename one of them")
-    return names
 
 
 def _parquet_rows(path: Path, name: str) -> Iterator[RawRow]:

@@ -68,13 +68,9 @@ def repeats(hashes: Hashes) -> int:
     return len(hashes) - len(np.unique(hashes))
 
 
-def overlap(rows: Hashes, sorted_other: Hashes) -> NDArray[np.bool_]:
+def overlap(rows: Hashes, other: Hashes) -> NDArray[np.bool_]:
     """Which rows have a text that the other split has too."""
-    if not len(sorted_other):
-        return np.zeros(len(rows), bool)
-    place = np.searchsorted(sorted_other, rows)
-    place[place == len(sorted_other)] = 0
-    return np.asarray(sorted_other[place] == rows)
+    return np.isin(rows, other)
 
 
 def sample_rows(total: int, n: int) -> NDArray[np.int64]:

@@ -86,20 +86,17 @@ def _continuations(rust: Tokenizer, alphabet: Iterable[str]) -> list[str]:
 
 def _from_vocabulary(path: Path) -> PreTrainedTokenizerFast:
     try:
-        pieces = path.read_text(encoding="utf-8").split("\n")
+        text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: not UTF-8 at byte {error.start}: a vocabulary is UTF-8") from None
-    pieces = [piece.rstrip("\r") for piece in pieces]
-    while pieces and not pieces[-1]:
-        pieces.pop()
+    pieces = [piece.rstrip("\r") for piece in text.rstrip("\r\n").split("\n")]
     missing = [piece for piece in SPECIAL if piece not in pieces]
     if missing:
         raise ModelError(f"{path}: no {', '.join(missing)} in this vocabulary: is it BERT's, one piece per line?")
-    vocabulary = {piece: number for number, piece in enumerate(pieces)}
-    if len(vocabulary) < len(pieces):
-        twice = Counter(pieces).most_common(1)[0][0]
+    twice, count = Counter(pieces).most_common(1)[0]
+    if count > 1:
         raise ModelError(f"{path}: the piece {twice!r} occurs twice: every line must be different")
-    return _fast(_wordpiece(vocabulary))
+    return _fast(_wordpiece({piece: number for number, piece in enumerate(pieces)}))
 
 
 def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.data.examples import Example
+from budgetformer.data.examples import Example, broken_unicode
 from budgetformer.errors import DataError, UsageError
 
 if TYPE_CHECKING:
@@ -64,8 +64,7 @@ class TokenTable:
 
     @property
     def nbytes(self) -> int:
-        parts = (self.tokens, self.offsets, self.labels, self.pair_start, self.lines, self.truncated)
-        return sum(part.nbytes for part in parts if part is not None)
+        return sum(part.nbytes for part in vars(self).values() if isinstance(part, np.ndarray))
 
     def select(self, rows: NDArray[np.int64]) -> TokenTable:
         """These texts alone, in this order; each must be one piece."""
@@ -81,28 +80,16 @@ class TokenTable:
         )  # fmt: skip
 
     def rows(self) -> list[TokenTable]:
-        """Each text as a table of its own, without its label; each must be one piece."""
-        assert self.pieces is None
-        ends = self.offsets.tolist()
-        return [
-            TokenTable(
-                self.tokens[start:end], np.array([0, end - start]), self.pair_start[i : i + 1], self.has_pairs,
-                self.lines[i : i + 1], self.truncated[i : i + 1],
-            )
-            for i, (start, end) in enumerate(itertools.pairwise(ends))
-        ]  # fmt: skip
+        """Each text as a table of its own; each must be one piece."""
+        return [self.select(np.array([row])) for row in range(len(self))]
 
     @staticmethod
     def join(tables: Sequence[TokenTable]) -> TokenTable:
         """The texts of several tables without labels, one after the other."""
-        return TokenTable(
-            tokens=np.concatenate([table.tokens for table in tables]),
-            offsets=np.concatenate([[0], np.cumsum(np.concatenate([table.lengths for table in tables]))]),
-            pair_start=np.concatenate([table.pair_start for table in tables]),
-            has_pairs=any(table.has_pairs for table in tables),
-            lines=np.concatenate([table.lines for table in tables]),
-            truncated=np.concatenate([table.truncated for table in tables]),
-        )
+        arrays = ("tokens", "pair_start", "lines", "truncated", "lengths")
+        joined = {name: np.concatenate([getattr(table, name) for table in tables]) for name in arrays}
+        offsets = np.concatenate([[0], np.cumsum(joined.pop("lengths"))])
+        return TokenTable(**joined, offsets=offsets, has_pairs=any(table.has_pairs for table in tables))
 
 
 class TextEncoder:
@@ -137,10 +124,10 @@ class TextEncoder:
         both = zip(texts, seconds, strict=True)
         return self.table((Example(t, p, None, row, "") for row, (t, p) in enumerate(both)), pairs is not None)
 
-    def table(self, examples: Iterable[Example], pairs: bool, labels: LabelArray | None = None) -> TokenTable:
-        """A stream of examples as a table; `labels` collects theirs."""
+    def table(self, examples: Iterable[Example], pairs: bool, data: DataSet | None = None) -> TokenTable:
+        """A stream of examples as a table, with their labels if they are those of `data`."""
         tokens, lengths, starts, lines = array("i"), array("q"), array("i"), array("q")
-        counts, truncated = array("q"), bytearray()
+        counts, truncated, labels = array("q"), bytearray(), list[NDArray[Any]]()
         for chunk in chunks(examples):
             for example, encoding in zip(chunk, self._tokenize(chunk, len(counts)), strict=True):
                 pieces, was_truncated = self._fit(example, encoding, len(counts))
@@ -151,8 +138,8 @@ class TextEncoder:
                 counts.append(len(pieces))
                 truncated.append(was_truncated)
             lines.extend(example.line for example in chunk)
-            if labels is not None:
-                labels.extend(example.label for example in chunk)
+            if data is not None:
+                labels.append(_label_array([example.label for example in chunk], data.task, data.labels))
         return TokenTable(
             tokens=np.frombuffer(tokens, np.int32),
             offsets=np.concatenate([[0], np.cumsum(np.frombuffer(lengths, np.int64))]),
@@ -160,7 +147,7 @@ class TextEncoder:
             has_pairs=pairs,
             lines=np.frombuffer(lines, np.int64),
             truncated=np.frombuffer(bytes(truncated), np.bool_),
-            labels=None if labels is None else labels.array(),
+            labels=None if data is None else np.concatenate(labels or [_label_array([], data.task, data.labels)]),
             pieces=np.frombuffer(counts, np.int64) if self.long == "windows" else None,
         )
 
@@ -170,7 +157,8 @@ class TextEncoder:
             return encodings
         except TypeError:  # the tokenizer does not say which
             for row, example in enumerate(chunk, first):
-                _check_unicode(example.text + (example.text_pair or ""), row)
+                if fault := broken_unicode(example.text + (example.text_pair or "")):
+                    raise TextError(row, fault) from None
             raise
 
     def _fit(self, example: Example, encoding: Any, row: int) -> tuple[list[Piece], bool]:
@@ -209,7 +197,7 @@ def encode_split(split: Split, data: DataSet, tokenizer: PreTrainedTokenizerFast
     """A split with its labels, row by row as `split.examples()`; long rows are cut."""
     encoder = TextEncoder(tokenizer, max_length, pair=data.is_pair)
     try:
-        return encoder.table(split.examples(), data.is_pair, LabelArray(data.task, data.labels))
+        return encoder.table(split.examples(), data.is_pair, data)
     except TextError as error:
         row = next(itertools.islice(split.examples(), error.row, None))
         raise DataError(f"{row.file}, line {row.line}: {error.reason}") from None
@@ -252,38 +240,18 @@ def chunks(examples: Iterable[Example]) -> Iterator[list[Example]]:
         yield chunk
 
 
-class LabelArray:
-    """Labels as they come -> the array that training reads."""
-
-    def __init__(self, task: str, labels: list[str]) -> None:
-        self._task, self._width = task, len(labels)
-        self._number = {label: number for number, label in enumerate(labels)}
-        self._values = array({"single": "i", "regression": "f", "multi": "B"}[task])
-
-    def extend(self, labels: Iterable[Any]) -> None:
-        if self._task == "regression":
-            self._values.extend(labels)
-        elif self._task == "single":
-            self._values.extend(self._number[label] for label in labels)
-        else:
-            for names in labels:
-                row = bytearray(self._width)
-                for name in names:
-                    row[self._number[name]] = 1
-                self._values.frombytes(row)
-
-    def array(self) -> NDArray[Any]:
-        if self._task == "multi":
-            return np.frombuffer(self._values, np.uint8).reshape(-1, self._width)
-        return np.frombuffer(self._values, np.int32 if self._task == "single" else np.float32)
+def _label_array(labels: Sequence[Any], task: str, classes: Sequence[str]) -> NDArray[Any]:
+    """Labels as training reads them; see `TokenTable.labels`."""
+    if task == "regression":
+        return np.array(labels, np.float32)
+    number = {label: number for number, label in enumerate(classes)}
+    if task == "single":
+        return np.array([number[label] for label in labels], np.int32)
+    flags = np.zeros((len(labels), len(classes)), np.uint8)
+    for row, names in enumerate(labels):
+        flags[row, [number[name] for name in names]] = 1
+    return flags
 
 
 def _inputs(chunk: list[Example]) -> list[str | tuple[str, str]]:
     return [e.text if e.text_pair is None else (e.text, e.text_pair) for e in chunk]
-
-
-def _check_unicode(text: str, row: int) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise TextError(row, f"holds half a surrogate pair ({text[error.start]!a}): write it whole") from None

@@ -71,14 +71,7 @@ class Scores:
     @cached_property
     def probabilities(self) -> Floats:
         """(T, C), for regression the values. Of a text read in windows: the mean weighted by tokens."""
-        from scipy.special import expit, softmax
-
-        values = self.logits.astype(np.float64)  # so that no last bit depends on a row's place in the array
-        if self.task == "multi_label_classification":
-            values = expit(values)
-        elif self.task == "single_label_classification":
-            values = softmax(values, axis=1)
-        result: Floats = values.astype(np.float32)
+        result = probabilities_of(self.logits, self.task)
         if (pieces := self.table.pieces) is None:
             return result
         tokens, first = self.table.lengths, np.cumsum(pieces) - pieces
@@ -106,6 +99,18 @@ class Scores:
             return share
         result: Floats = (np.add.reduceat(share, np.cumsum(pieces) - pieces) / pieces).astype(np.float32)
         return result
+
+
+def probabilities_of(logits: Floats, task: str) -> Floats:
+    """Probabilities, for regression the logits as they are. (P, C) -> (P, C)."""
+    from scipy.special import expit, softmax
+
+    values = logits.astype(np.float64)  # so that no last bit depends on a row's place in the array
+    if task == "multi_label_classification":
+        values = expit(values)
+    elif task == "single_label_classification":
+        values = softmax(values, axis=1)
+    return values.astype(np.float32)
 
 
 def leave_early(scores: Scores, stages: Exits, limit: float) -> Scores:

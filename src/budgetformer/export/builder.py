@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 OPSET = 20
 _IR_VERSION = 10
 BOOL, DOUBLE, FLOAT, INT64 = TensorProto.BOOL, TensorProto.DOUBLE, TensorProto.FLOAT, TensorProto.INT64
+
+
+class Parts(NamedTuple):
+    """Weights of all heads in one tensor, and head by head."""
+
+    all: str
+    by_head: list[str]
 
 
 class Graph:
@@ -71,12 +78,12 @@ class Graph:
         """Equal parts of a value."""
         return self.several("Split", parts, value, axis=axis, num_outputs=parts)
 
-    def parts(self, value: NDArray[np.float32], count: int, axis: int) -> tuple[str, list[str]]:
-        """A tensor, whole and in equal parts."""
-        whole = self.constant(value)
+    def parts(self, value: NDArray[np.float32], heads: int, axis: int) -> Parts:
+        """A tensor of weights, all of it and in equal parts."""
+        name = self.constant(value)
         if self.separate:
-            return whole, [self.constant(part) for part in np.split(value, count, axis)]
-        return whole, self.split(whole, count, axis)
+            return Parts(name, [self.constant(part) for part in np.split(value, heads, axis)])
+        return Parts(name, self.split(name, heads, axis))
 
     def linear(self, x: str, weight_IO: NDArray[np.float32], bias_O: NDArray[np.float32]) -> str:
         """x W + b."""

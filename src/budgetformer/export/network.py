@@ -5,6 +5,7 @@ Shapes: B samples, N tokens, D model width, H heads, d = D / H; P active (sample
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -13,17 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.export.builder import BOOL, DOUBLE, FLOAT, INT64, Graph
+from budgetformer.export.builder import BOOL, DOUBLE, FLOAT, INT64, Graph, Parts
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import (
-    ROUNDING_SLACK,
-    Dial,
-    FixedBudget,
-    GatedHeads,
-    LearnedHeads,
-    Selection,
-    StaticHeads,
-)
+from budgetformer.nn.allocation import ROUNDING_SLACK, Dial, GatedHeads, LearnedHeads, Selection, StaticHeads
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.encoder import Block, Embedding
 
@@ -178,12 +171,12 @@ def _gates(g: Graph, x: str, padding: Padding, allocator: GatedHeads, progress: 
     ranks = g.several("TopK", 2, order, g.ints(H), largest=0)[1]  # the inverse of a permutation
     active = g("Less", ranks, g("Min", heads_B1, most))
     ones = g("Cast", active, to=FLOAT)
-    kept = g("Mul", relevance, ones)
-    total = g("ReduceSum", kept, g.ints(1))
+    chosen = g("Mul", relevance, ones)
+    total = g("ReduceSum", chosen, g.ints(1))
     some = g("Where", g("Greater", total, _one(g, 0.0)), total, _one(g, 1.0))
     if selection.budget_as == "count":
-        return Gates(active, g("Div", g("Mul", g("ReduceSum", ones, g.ints(1)), kept), some))
-    weights = g("Mul", g("Mul", budget_B1, _one(g, float(H))), kept)
+        return Gates(active, g("Div", g("Mul", g("ReduceSum", ones, g.ints(1)), chosen), some))
+    weights = g("Mul", g("Mul", budget_B1, _one(g, float(H))), chosen)
     return Gates(active, g("Div", weights, some) if selection.renormalize else weights)
 
 
@@ -213,7 +206,6 @@ def _relevance(g: Graph, pooled: str, x: str, allocator: GatedHeads, progress: f
         relevance = (allocator.scores(torch.zeros(1, 1)) / temperature).softmax(-1)
         shape = g("Concat", g("Shape", x, start=0, end=1), g.ints(allocator.num_heads), axis=0)
         return g("Expand", g.constant(_array(relevance)), shape)
-    assert isinstance(allocator, LearnedHeads | FixedBudget)
     return g("Softmax", g("Div", _linear(g, pooled, allocator.scorer), _one(g, temperature)), axis=-1)
 
 
@@ -223,37 +215,30 @@ def attention(g: Graph, x: str, padding: Padding, gates: Gates | None, layer: Bu
     if gates is None:
         return _all_heads(g, x, padding, None, weights)
     pairs = g("ReduceSum", g("Cast", gates.active, to=INT64), keepdims=0)
-    share, whole = (g.constant(np.array(number, np.int64)) for number in _DENSE_ABOVE)
-    nearly_all = g("Greater", g("Mul", pairs, whole), g("Mul", g("Size", gates.active), share))
-    return g.choose(
-        nearly_all,
-        lambda: _all_heads(g, x, padding, gates.weights, weights),
-        lambda: _chosen_heads(g, x, padding, gates, weights),
-    )
+    numerator, denominator = (_one(g, number) for number in _DENSE_ABOVE)
+    nearly_all = g("Greater", g("Mul", pairs, denominator), g("Mul", g("Size", gates.active), numerator))
+    dense, chosen = partial(_all_heads, weights_BH=gates.weights), partial(_chosen_heads, gates=gates)
+    return g.choose(nearly_all, *(partial(branch, g, x, padding, weights=weights) for branch in (dense, chosen)))
 
 
 class _Weights(NamedTuple):
     """An attention layer's tensors, whole and by head: the columns of Q, K and V of one head stand together."""
 
     num_heads: int
-    into: str  # (D, H * 3 d), Q divided by sqrt(d)
-    into_bias: str
-    back: str  # (D, D)
+    into: Parts  # (D, H * 3 d), Q divided by sqrt(d); by head (D, 3 d)
+    into_bias: Parts
+    back: Parts  # (D, D); by head (d, D)
     back_bias: str
-    into_by_head: list[str]  # (D, 3 d)
-    into_bias_by_head: list[str]
-    back_by_head: list[str]  # (d, D)
 
     @classmethod
     def of(cls, g: Graph, layer: BudgetedAttention) -> _Weights:
         H, D = layer.num_heads, layer.qkv.in_features
         d = D // H
         scale_3D = np.tile(np.repeat(np.array([d**-0.5, 1, 1], np.float32), d), H)
-        into, into_by_head = g.parts(_array(layer.qkv.weight).T * scale_3D, H, 1)
-        into_bias, into_bias_by_head = g.parts(_array(layer.qkv.bias) * scale_3D, H, 0)
-        back, back_by_head = g.parts(_array(layer.out.weight).T, H, 0)
-        back_bias = g.constant(_array(layer.out.bias))
-        return cls(H, into, into_bias, back, back_bias, into_by_head, into_bias_by_head, back_by_head)
+        into = g.parts(_array(layer.qkv.weight).T * scale_3D, H, 1)
+        into_bias = g.parts(_array(layer.qkv.bias) * scale_3D, H, 0)
+        back = g.parts(_array(layer.out.weight).T, H, 0)
+        return cls(H, into, into_bias, back, back_bias=g.constant(_array(layer.out.bias)))
 
 
 def _attend(g: Graph, qkv: str, bias: str, order: list[int]) -> str:
@@ -265,12 +250,13 @@ def _attend(g: Graph, qkv: str, bias: str, order: list[int]) -> str:
 
 def _all_heads(g: Graph, x: str, padding: Padding, weights_BH: str | None, weights: _Weights) -> str:
     """The definition: every head, then multiplied by its weight."""
-    qkv = g("Reshape", g("Add", g("MatMul", x, weights.into), weights.into_bias), g.ints(0, 0, weights.num_heads, -1))
+    H = weights.num_heads
+    qkv = g("Reshape", g("Add", g("MatMul", x, weights.into.all), weights.into_bias.all), g.ints(0, 0, H, -1))
     o_BHNd = _attend(g, g("Transpose", qkv, perm=[0, 2, 1, 3]), g("Unsqueeze", padding.bias, g.ints(1)), [0, 1, 3, 2])
     if weights_BH is not None:
         o_BHNd = g("Mul", o_BHNd, g("Unsqueeze", weights_BH, g.ints(2, 3)))
     o_BND = g("Reshape", g("Transpose", o_BHNd, perm=[0, 2, 1, 3]), g("Shape", x))
-    return g("Add", g("MatMul", o_BND, weights.back), weights.back_bias)
+    return g("Add", g("MatMul", o_BND, weights.back.all), weights.back_bias)
 
 
 def _chosen_heads(g: Graph, x: str, padding: Padding, gates: Gates, weights: _Weights) -> str:
@@ -282,8 +268,8 @@ def _chosen_heads(g: Graph, x: str, padding: Padding, gates: Gates, weights: _We
     sample_P = g("Gather", pairs_2P, _one(g, 1), axis=0)
     x_nND = g.several("Split", H, g("Gather", x, sample_P), users_H, axis=0)
     qkv_nNC = [
-        g("Add", g("MatMul", mine, weight), bias)
-        for mine, weight, bias in zip(x_nND, weights.into_by_head, weights.into_bias_by_head, strict=True)
+        g("Add", g("MatMul", x, weight), bias)
+        for x, weight, bias in zip(x_nND, weights.into.by_head, weights.into_bias.by_head, strict=True)
     ]
     bias_P1N = g("Gather", padding.bias, sample_P)
     o_PNd = _attend(g, g("Concat", *qkv_nNC, axis=0), bias_P1N, [0, 2, 1])
@@ -294,6 +280,6 @@ def _chosen_heads(g: Graph, x: str, padding: Padding, gates: Gates, weights: _We
     samples_n1 = g.several("Split", H, g("Unsqueeze", sample_P, g.ints(1)), users_H, axis=0)
     y = g("Expand", weights.back_bias, g("Shape", x))
     # Head by head, so that no sample occurs twice in one ScatterND: its threads add without locks, and sums get lost.
-    for mine, samples, weight in zip(o_nNd, samples_n1, weights.back_by_head, strict=True):
-        y = g("ScatterND", y, samples, g("MatMul", mine, weight), reduction="add")
+    for o_Nd, samples, weight in zip(o_nNd, samples_n1, weights.back.by_head, strict=True):
+        y = g("ScatterND", y, samples, g("MatMul", o_Nd, weight), reduction="add")
     return y

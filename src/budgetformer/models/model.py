@@ -160,7 +160,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
                 parts |= self.stages.losses(staged.stage_logits, labels, progress, **self._task_options(staged.logits))
             if share_B is not None:
                 options, flops_B = self.config.part(RankingOptions), self._attention_flops(input_ids, mask_BN)
-                parts |= ranked_losses(staged.allocations, share_B, flops_B, options)
+                parts |= ranked_losses(staged.allocations, share_B, flops_B, options, progress)
             parts |= self._distillation(staged, teacher_logits, teacher_states, mask_BN)
             loss = torch.stack(tuple(parts.values())).sum()
         exits = staged.exits if self.config.exits else None

@@ -119,19 +119,23 @@ def allocation_losses(allocations: Sequence[Allocation], objective: Objective, b
 
 
 def ranked_losses(
-    allocations: Sequence[Allocation], share_B: Tensor, flops_B: Tensor, options: RankingOptions
+    allocations: Sequence[Allocation], share_B: Tensor, flops_B: Tensor, options: RankingOptions, progress: float
 ) -> dict[str, Tensor]:
     """What holds ranked heads to the shares that were asked for (NaN: to none), and the price on executed FLOPs.
 
+    Samples at the target may make up for each other, as it is a mean over inputs; those at a drawn share may not.
     `flops_B` are those of one layer's attention with all heads.
     """
     executed_B = torch.stack([a.budget for a in allocations]).mean(dim=0)
-    parts = {}
-    if (asked_B := ~share_B.isnan()).any():
-        gap = (executed_B - share_B)[asked_B].mean()
-        parts["target"] = options.target_weight * gap**2
+    gap_B, target = executed_B - share_B, options.target(progress)
+    at_target_B = share_B == (float("nan") if target is None else target)
+    squares = gap_B[~at_target_B & ~share_B.isnan()].square().sum()
+    if target is not None:
+        squares = squares + at_target_B.sum() * _mean_over_processes(gap_B[at_target_B]) ** 2
+    parts = {"target": options.target_weight * squares / len(gap_B)}
     if options.cost_weight:
-        parts["cost"] = options.cost_weight * (executed_B * flops_B).sum() / flops_B.sum()
+        price = (executed_B * flops_B).sum() / flops_B.sum()
+        parts["cost"] = options.cost_weight * price * (flops_B.mean() / _mean_over_processes(flops_B))
     return parts
 
 
@@ -156,11 +160,12 @@ def hidden_state_distance(states: Sequence[Tensor], teacher: Sequence[Tensor], m
     return torch.stack(shares).mean()
 
 
-def _mean_over_processes(budget_LB: Tensor) -> Tensor:
-    """Each layer's mean over the batch of all processes that train together; the gradient is this process's own."""
-    mean_L = budget_LB.mean(dim=1)
+def _mean_over_processes(values: Tensor) -> Tensor:
+    """The mean over the samples of all processes that train together; the gradient is this process's own. (..., B)."""
+    count = values.shape[-1]
+    mean = values.mean(dim=-1) if count else values.sum(dim=-1)
     if not (torch.is_grad_enabled() and dist.is_available() and dist.is_initialized()):
-        return mean_L
-    sums = torch.cat([budget_LB.detach().sum(dim=1), budget_LB.new_tensor([budget_LB.shape[1]])])
+        return mean
+    sums = torch.cat([values.detach().sum(dim=-1).reshape(-1), values.new_tensor([count])])
     dist.all_reduce(sums)
-    return mean_L + (sums[:-1] / sums[-1] - mean_L).detach()
+    return mean + ((sums[:-1] / sums[-1].clamp(min=1)).reshape(mean.shape) - mean).detach()

@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from budgetformer.data.columns import Columns, choose_columns
-from budgetformer.data.examples import BadRows, Example, Schema, read_examples
+from budgetformer.data.examples import BadRows, Columns, Example, Schema, choose_columns, read_examples
 from budgetformer.data.locate import DataSource, choose_split, locate
 from budgetformer.data.scan import peek
 from budgetformer.data.sources import BadRow, FileTable, RawRow, Table, format_by_name

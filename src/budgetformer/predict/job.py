@@ -21,7 +21,7 @@ import torch
 import budgetformer
 from budgetformer.data.examples import BadRows, Example
 from budgetformer.data.locate import DataSource, quarantine_file
-from budgetformer.data.tokens import TextError, TokenTable
+from budgetformer.data.tokens import TextError
 from budgetformer.engine.answers import Columns
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Scores
@@ -151,21 +151,19 @@ class _Job:
             coming = reader.submit(next, windows, None)
             writing: Future[None] | None = None
             while (window := coming.result()) is not None:
-                pieces = self._encode(window, pairs)  # on all cores; beside the model it would slow that more
+                rows = window.rows
+                with _placed(rows):  # on all cores; beside the model it would slow that more
+                    seconds = [e.text_pair or "" for e in rows] if pairs else None
+                    table = self.scorer.encode([e.text for e in rows], seconds)
                 coming = reader.submit(next, windows, None)
-                scores = self.scorer.run(pieces)
+                scores = self.scorer.run(table)
                 if writing:
                     writing.result()
-                    seconds = time.monotonic() - self.began
-                    view.step(self.progress.read, {"rows/s": round((self.progress.written - before) / seconds)})
+                    rate = (self.progress.written - before) / (time.monotonic() - self.began)
+                    view.step(self.progress.read, {"rows/s": round(rate)})
                 writing = writer.submit(self._commit, window, scores)
             if writing:
                 writing.result()
-
-    def _encode(self, window: Window, pairs: bool) -> TokenTable:
-        rows = window.rows
-        with _placed(rows):
-            return self.scorer.encode([e.text for e in rows], [e.text_pair or "" for e in rows] if pairs else None)
 
     def _commit(self, window: Window, scores: Scores) -> None:
         added = set(self.names)

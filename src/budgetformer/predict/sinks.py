@@ -114,7 +114,10 @@ class _Text:
         """Nothing depends on earlier windows."""
 
     def encode(self, rows: Sequence[Row]) -> bytes:
-        lines = self._json_lines(rows) if self.kind == "jsonl" else self._delimited(rows)
+        if self.kind == "jsonl":
+            lines = [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
+        else:
+            lines = self._delimited(rows)
         data = "".join(lines).encode("utf-8", "backslashreplace")  # half a surrogate pair, escaped as JSON does
         return gzip.compress(data, mtime=0) if self.compressed else data
 
@@ -124,9 +127,6 @@ class _Text:
             for part in parts:
                 with part.open("rb") as file:
                     shutil.copyfileobj(file, out, 2**20)
-
-    def _json_lines(self, rows: Sequence[Row]) -> list[str]:
-        return [json.dumps(row, ensure_ascii=False, default=str) + "\n" for row in rows]
 
     def _delimited(self, rows: Sequence[Row]) -> list[str]:
         lines = _Lines()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from budgetformer.runs.files import write_text
 
-__all__ = ["write_report"]
+__all__ = ["write_card", "write_report"]
 
 
 def write_report(folder: Path) -> Path:
@@ -14,9 +14,15 @@ def write_report(folder: Path) -> Path:
 
     The same JSON gives the same bytes. The curves of the dense twin in baseline/ join in where it exists.
     """
-    from budgetformer.report.page import render  # matplotlib is heavy
-    from budgetformer.report.run import Run
+    from budgetformer.report.page import report  # matplotlib is heavy
 
-    target = folder / "report.html"
-    write_text(target, render(Run.read(folder)))
-    return target
+    write_text(folder / "report.html", report(folder))
+    return folder / "report.html"
+
+
+def write_card(folder: Path) -> Path:
+    """Write README.md into a finished run: what it is, how good, what it costs, how to load it."""
+    from budgetformer.report.page import card
+
+    write_text(folder / "README.md", card(folder))
+    return folder / "README.md"

@@ -119,9 +119,8 @@ def dial_curve(points: Sequence[Mapping[str, Any]], dense: float | None, ylabel:
         for kind in sorted(kinds, key=lambda kind: (kind == "learned", kind)):
             label, colour, style, size = _DIALS.get(kind, ("another dial", GREY, "D", 5))
             x, y = ([point[key] for point in kinds[kind]] for key in ("k_over_h", "score"))
-            spans = [(p["low"], p["high"]) if p["low"] is not None else (p["score"],) * 2 for p in kinds[kind]]
-            error = [[max(0.0, b - low) for b, (low, _) in zip(y, spans, strict=True)],
-                     [max(0.0, high - b) for b, (_, high) in zip(y, spans, strict=True)]]  # fmt: skip
+            spans = [(p["score"] if p["low"] is None else p["low"], p["high"] or p["score"]) for p in kinds[kind]]
+            error = [[abs(b - span[side]) for b, span in zip(y, spans, strict=True)] for side in (0, 1)]
             axes.errorbar(x, y, yerr=error, fmt=style, color=colour, label=label, markersize=size, linewidth=1.6,
                           elinewidth=1, capsize=2)  # fmt: skip
         axes.set_xlim(left=0)

@@ -1,11 +1,18 @@
-"""The sections, put on one page that needs nothing but itself."""
+"""The page and the model card of a run, each of which needs nothing but itself."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 from budgetformer.report import sections
-from budgetformer.report.kit import environment
+from budgetformer.report.kit import environment, escape_markdown
 from budgetformer.report.numbers import METRIC_NAMES, format_count, format_interval, format_percent, format_score
-from budgetformer.report.run import Run
+from budgetformer.report.sections import Results
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 _TASKS = {
     "single_label_classification": "one of {n} classes for each text",
@@ -14,29 +21,43 @@ _TASKS = {
 }
 
 
-def render(run: Run) -> str:
-    """The whole page as HTML."""
-    html = environment()
-    html.filters |= {"percent": format_percent, "thousands": format_count, "score": run.format_score}
-    made = (sections.training, sections.dials, sections.heads, sections.mistakes, sections.flops, sections.hardest)
+def report(folder: Path) -> str:
+    """The page of the run in a directory, as HTML."""
+    results, html = Results.read(folder), environment()
+    record = results.record
+    html.filters |= {"percent": format_percent, "thousands": format_count, "score": results.format_score}
+    task = _TASKS[record["task"]].format(n=len(record["labels"]))
     return html.get_template("page.html").render(
-        run=run,
-        record=run.record,
-        final=run.final,
-        twin=run.twin,
-        task=_TASKS[run.record["task"]].format(n=len(run.record["labels"])),
-        certainty=_certainty(run),
-        sections=[make(run) for make in (*made, sections.provenance)],
+        run=results, record=record, final=results.final, twin=results.twin, task=task, interval=_interval(results),
+        sections=[section(results) for section in sections.SECTIONS],
+    )  # fmt: skip
+
+
+def _interval(results: Results) -> str:
+    """The score's interval, or that of a metric of the same task that has one."""
+    final = results.final
+    metric = {"micro_f1": "exact_match", "r2": "mse"}.get(final.metric, final.metric)
+    figure = final.quality[metric]
+    if not (bounds := format_interval(figure["low"], figure["high"], metric)):
+        return "no interval computed"
+    text = f"95\N{NO-BREAK SPACE}% interval {bounds}"
+    return (
+        text if metric == final.metric else f"{METRIC_NAMES[metric]} {format_score(figure['value'], metric)} ({text})"
     )
 
 
-def _certainty(run: Run) -> str:
-    """The score's interval, or that of a metric of the same task that has one."""
-    metric = {"micro_f1": "exact_match", "r2": "mse"}.get(run.final.metric, run.final.metric)
-    figure = run.final.quality[metric]
-    span = format_interval(figure["low"], figure["high"], metric)
-    if not span:
-        return "no interval computed"
-    if metric == run.final.metric:
-        return f"95\N{NO-BREAK SPACE}% interval {span}"
-    return f"{METRIC_NAMES[metric]} {format_score(figure['value'], metric)} (95\N{NO-BREAK SPACE}% interval {span})"
+def card(folder: Path) -> str:
+    """Its model card, as Markdown."""
+    results, markdown = Results.read(folder), environment(escape=escape_markdown)
+    markdown.filters["code"] = _code_span
+    template = markdown.get_template("card.md")
+    return template.render(record=results.record, final=results.final, verdict=results.verdict)
+
+
+def _code_span(text: str) -> Markup:
+    """Any text as code, on one line, between more backticks than it has in a row."""
+    from markupsafe import Markup
+
+    text = " ".join(text.split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return Markup(f"{fence} {text} {fence}" if "`" in text else f"{fence}{text}{fence}")

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from budgetformer.evaluate import Evaluation
 from budgetformer.report import figures as draw
+from budgetformer.report import numbers
 from budgetformer.report.kit import Cell, Section, Table
-from budgetformer.report.numbers import (
-    PERCENT_METRICS,
-    flatten,
-    format_count,
-    format_decimal,
-    format_flops,
-    format_interval,
-    format_percent,
-    format_seconds,
-    format_value,
-)
-from budgetformer.report.run import Run
+from budgetformer.report.numbers import format_count, format_decimal, format_flops, format_percent
+from budgetformer.runs.files import JsonObject, read_json, read_json_lines
 
+_REMEDY = "restore it or train again"
 _MATRIX = 20  # classes in a confusion matrix, and pairs where there are more
 _HEAT_ROWS = 30  # classes in the heat map
 _EXCERPT = 600  # characters of one text that are shown
@@ -30,7 +25,53 @@ _PAPERS_COUNT = (
 )
 
 
-def training(run: Run) -> Section:
+@dataclass(frozen=True)
+class Results:
+    """run.json, history.jsonl and evaluation.json of a run, with its dense twin's where one was trained."""
+
+    record: JsonObject
+    final: Evaluation  # of the test split, or of validation where there is none
+    dials: list[JsonObject]
+    twin: Evaluation | None
+    verdict: str | None  # of the paired test against the twin
+    history: list[JsonObject]
+    twin_history: list[JsonObject]
+
+    @classmethod
+    def read(cls, folder: Path) -> Results:
+        """Read what training wrote; a missing or damaged file or key is named."""
+        results = read_json(folder / "evaluation.json", _REMEDY)
+        split = "test" if results["test"] else "validation"
+        evaluations = [
+            Evaluation(**{f.name: models[split][f.name] for f in fields(Evaluation)})
+            for models in (results, results["baseline"])
+            if models
+        ]
+        versus, twin_history = results["versus_baseline"], folder / "baseline" / "history.jsonl"
+        return cls(
+            record=read_json(folder / "run.json", _REMEDY),
+            final=evaluations[0],
+            dials=results["dials"],
+            twin=evaluations[1] if results["baseline"] else None,
+            verdict=versus["verdict"] if versus else None,
+            history=read_json_lines(folder / "history.jsonl", _REMEDY),
+            twin_history=read_json_lines(twin_history, _REMEDY) if twin_history.exists() else [],
+        )
+
+    @property
+    def metric_name(self) -> str:
+        return numbers.METRIC_NAMES[self.final.metric]
+
+    @property
+    def is_percent(self) -> bool:
+        return self.final.metric in numbers.PERCENT_METRICS
+
+    def format_score(self, value: float) -> str:
+        """A score in the unit of the run's metric."""
+        return numbers.format_score(value, self.final.metric)
+
+
+def training(run: Results) -> Section:
     """Loss, validation score and mean budget while training."""
     steps, epochs = ([line for line in run.history if line["kind"] == kind] for kind in ("step", "epoch"))
     twin = [line for line in run.twin_history if line["kind"] == "epoch"]
@@ -46,7 +87,7 @@ def training(run: Run) -> Section:
             draw.Curve("learned budget", _points(epochs, "epoch", "validation", "score"), draw.ORANGE),
             draw.Curve("all heads", _points(epochs, "epoch", "validation", "score_full"), draw.BLUE, ":", "s"),
             draw.Curve("dense twin", _points(twin, "epoch", "validation", "score"), draw.GREY, "--"),
-        ], percent=run.final.metric in PERCENT_METRICS),
+        ], percent=run.is_percent),
         draw.curves("budget", "Mean head budget by epoch", "epoch", "mean budget s", [
             draw.Curve("training", _points(epochs, "epoch", "train", "s_mean"), draw.BLUE),
             draw.Curve("validation", _points(epochs, "epoch", "validation", "s_mean"), draw.ORANGE),
@@ -70,42 +111,41 @@ def _points(lines: Sequence[Any], x: str, *keys: str) -> draw.Points:
     return [line[x] for line in lines], values
 
 
-def dials(run: Run) -> Section:
+def dials(run: Results) -> Section:
     """Score against budget, without retraining."""
     title = "Score against budget"
     curve = sorted(run.dials, key=lambda point: (point["k_over_h"], point["dial"] == "learned"))
     if not curve:
         return Section("dials", title, "This model was evaluated at one budget only, so there is no curve.")
-    names = [point["dial"] for point in curve]
-    heads = [format_percent(point["k_over_h"]) for point in curve]
-    scores = [run.format_score(point["score"]) for point in curve]
-    learned = names.index("learned")
-    low, *_, high = (at for at in range(len(curve)) if at != learned)
+    cells = [
+        [p["dial"], format_percent(p["k_over_h"]), format_percent(p["flops_ratio"]), run.format_score(p["score"]),
+         numbers.format_interval(p["low"], p["high"], run.final.metric) or "not computed"]
+        for p in curve
+    ]  # fmt: skip
+    learned = next(at for at, point in enumerate(curve) if point["dial"] == "learned")
+    low, *_, high = (row for at, row in enumerate(cells) if at != learned)
     rows = curve[0]["rows"]
     sample = "the" if rows == run.final.rows else "a sample of"
     note = f"Measured on {sample} {format_count(rows)} rows of the {run.final.split} split."
     if any(point["flops_ratio"] > 1 for point in curve):
         note += " Choosing heads costs a little too, so running all of them exceeds 100\N{NO-BREAK SPACE}%."
-    costs = [format_percent(point["flops_ratio"]) for point in curve]
-    spans = [format_interval(p["low"], p["high"], run.final.metric) or "not computed" for p in curve]
     head = ["dial", "heads run", "FLOPs, share of dense", run.metric_name, "95\N{NO-BREAK SPACE}% interval"]
-    cells = list(zip(names, heads, costs, scores, spans, strict=True))
     table = Table("lrrrr", head, cells, note=note, marked=learned)
     svg = draw.dial_curve(
         curve,
         run.twin.score if run.twin and run.twin.rows == rows else None,  # of the same rows
         f"{run.final.split} {run.metric_name}",
-        percent=run.final.metric in PERCENT_METRICS,
+        percent=run.is_percent,
     )
     lead = (
-        f"The budget can be changed when predicting, without training again: from {heads[low]} of the heads "
-        f"({run.metric_name} {scores[low]}) to {heads[high]} ({scores[high]}); left to itself the model runs "
-        f"{heads[learned]} and scores {scores[learned]}."
+        f"The budget can be changed when predicting, without training again: from {low[1]} of the heads "
+        f"({run.metric_name} {low[3]}) to {high[1]} ({high[3]}); left to itself the model runs {cells[learned][1]} and "
+        f"scores {cells[learned][3]}."
     )
     return Section("dials", title, lead, [svg], [table], beside=True)
 
 
-def heads(run: Run) -> Section:
+def heads(run: Results) -> Section:
     """Executed heads by layer and class, and the budget asked for."""
     budget = run.final.budget
     layers, s_mean, s_std = (budget[f"{key}_per_layer"] for key in ("k_over_h", "s", "s_std"))
@@ -147,7 +187,7 @@ def _most_and_fewest(layers: Sequence[float], shares: Mapping[str, Sequence[floa
     return lead + "."
 
 
-def mistakes(run: Run) -> Section:
+def mistakes(run: Results) -> Section:
     """The confusion matrix, or the most confused pairs, and the figures of each class."""
     quality, tables = run.final.quality, []
     lead = "This task has no classes to confuse; see the hardest examples below."
@@ -162,7 +202,10 @@ def mistakes(run: Run) -> Section:
             true, answer, n, _ = pairs[0]
             lead += f"; the most common mistake is “{true}” taken for “{answer}” ({n} of them)"
         lead += "."
-        tables.append(_matrix(names, confusion) if len(names) <= _MATRIX else _worst_pairs(pairs, len(names)))
+        head = ["true class", "answer", "texts", "share of the class"]
+        note = f"A matrix of {len(names)} classes would not be legible."
+        worst = Table("llrr", head, pairs[:_MATRIX], "The most confused pairs", note)
+        tables.append(_matrix(names, confusion) if len(names) <= _MATRIX else worst)
     if "per_class" in quality:
         rows = [
             [c["label"], format_count(c["rows"]), format_percent(c["precision"]), format_percent(c["recall"]),
@@ -181,21 +224,13 @@ def _confused_pairs(names: Sequence[str], confusion: Sequence[Sequence[int]]) ->
 
 
 def _matrix(names: Sequence[str], confusion: Sequence[Sequence[int]]) -> Table:
-    rows: list[list[str | Cell]] = [
-        [name, *(Cell(format_count(n) if n else "·", n / max(1, sum(row))) for n in row)]
-        for name, row in zip(names, confusion, strict=True)
-    ]
+    cells = ([Cell(format_count(n) if n else "·", n / max(1, sum(row))) for n in row] for row in confusion)
+    rows: list[list[str | Cell]] = [[name, *row] for name, row in zip(names, cells, strict=True)]
     note = "A row is the true class, a column the answer; the stronger the shade, the larger its share of the row."
     return Table("l" + "c" * len(names), ["true \\ answer", *names], rows, "Confusion matrix", note)
 
 
-def _worst_pairs(pairs: list[tuple[str, str, str, str]], classes: int) -> Table:
-    head = ["true class", "answer", "texts", "share of the class"]
-    note = f"A matrix of {classes} classes would not be legible."
-    return Table("llrr", head, pairs[:_MATRIX], "The most confused pairs", note)
-
-
-def flops(run: Run) -> Section:
+def flops(run: Results) -> Section:
     """FLOPs against the dense twin, the ceiling, and the paper's own count."""
     cost = run.final.cost
     ours, dense = cost["flops_per_text"], cost["flops_per_text_dense"]
@@ -227,9 +262,9 @@ def _against(name: str, ours: float, dense: float | None) -> list[str]:
     return [name, format_flops(ours), format_flops(dense), format_percent(ours / dense if dense else None)]
 
 
-def hardest(run: Run) -> Section:
+def hardest(run: Results) -> Section:
     """The texts with the highest loss."""
-    answer = format_decimal if run.final.task == "regression" else format_value
+    answer = format_decimal if run.final.task == "regression" else numbers.format_value
     rows = [
         [_excerpt(row), answer(row["label"]), answer(row["predicted"]), format_decimal(row["loss"], 2)]
         for row in run.final.hardest
@@ -249,7 +284,7 @@ def _excerpt(row: Mapping[str, Any]) -> str:
     return "\n".join([*(t if len(t) <= _EXCERPT else f"{t[:_EXCERPT].rstrip()} …" for t in texts), f"({place})"])
 
 
-def provenance(run: Run) -> Section:
+def provenance(run: Results) -> Section:
     """Recipe, data and environment: what it takes to make the same run again."""
     record, trained = run.record, run.record["training"]
     model = {**record["model"], "parameters": format_count(record["model"]["parameters"])}
@@ -265,17 +300,20 @@ def provenance(run: Run) -> Section:
         "steps": f"{format_count(trained['steps'])} of {format_count(trained['planned_steps'])} planned",
         "epochs": f"{trained['epochs']}, best {trained['best_epoch']}",
         "stopped early": trained["stopped_early"],
-        "time": format_seconds(trained["seconds"]),
+        "time": numbers.format_seconds(trained["seconds"]),
         "tokens per second": format_count(trained["tokens_per_second"]),
     }
     groups = {
-        "Data": [*flatten(data), *(["warning", warning] for warning in record["warnings"])],
-        "Model": flatten(model),
-        "Training": flatten(training),
-        "Recipe": flatten({"seed": record["seed"], **record["recipe"]}),
-        "Environment": flatten(record["environment"]),
+        "Data": [*numbers.flatten(data), *(["warning", warning] for warning in record["warnings"])],
+        "Model": numbers.flatten(model),
+        "Training": numbers.flatten(training),
+        "Recipe": numbers.flatten({"seed": record["seed"], **record["recipe"]}),
+        "Environment": numbers.flatten(record["environment"]),
     }
     version = record["environment"].get("commit") or record["budgetformer"]
     lead = f"The same data, recipe, seed ({record['seed']}) and version ({version}) make this run again."
     tables = [Table("ll", [], rows, name) for name, rows in groups.items()]
     return Section("made", "How it was made", lead, [], tables, beside=True)
+
+
+SECTIONS = (training, dials, heads, mistakes, flops, hardest, provenance)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import asdict
-from functools import partial
+from itertools import islice
 from typing import Any
 
 from fastapi import FastAPI
@@ -21,22 +20,12 @@ from budgetformer import __version__
 from budgetformer.data.tokens import TextError
 from budgetformer.errors import UsageError
 from budgetformer.explain import page as explain_page
+from budgetformer.explain import slider
 from budgetformer.nn.allocation import Dial
-from budgetformer.serving.engine import Engine, Text
-from budgetformer.serving.messages import (
-    AttentionMap,
-    Explanation,
-    HeadBody,
-    Info,
-    PredictBody,
-    Predictions,
-    Refusal,
-    Status,
-    TextBody,
-    responses,
-)
+from budgetformer.serving import messages
+from budgetformer.serving.messages import HeadBody, PredictBody, Refusal, TextBody, responses
 from budgetformer.serving.middleware import Border
-from budgetformer.serving.service import Service
+from budgetformer.serving.service import Engine, Service, Text
 from budgetformer.serving.settings import Settings
 
 KEY = "BUDGETFORMER_API_KEY"
@@ -83,26 +72,25 @@ def _looks(app: FastAPI, service: Service) -> None:
         return HTMLResponse(html, headers={"Content-Security-Policy": _POLICY})
 
     @app.get("/health", responses=responses(500))
-    async def health() -> Status:
+    async def health() -> dict[str, str]:
         """The process lives."""
-        return Status(status="ok")
+        return {"status": "ok"}
 
     @app.get("/ready", responses=responses(500, 503))
-    async def ready() -> Status:
+    async def ready() -> dict[str, str]:
         """The model is loaded and its self-test has passed."""
         service.check_ready()
-        return Status(status="ready")
+        return {"status": "ready"}
 
     @app.get("/info", responses=_LOOK)
-    async def info() -> Info:
+    async def info() -> messages.Info:
         """What is served, and what it accepts."""
-        engine, settings = service.engine, service.settings
-        limits = {name: asdict(settings)[name] for name in ("max_texts", "max_chars", "max_bytes", "timeout", "queue")}
-        return Info(
-            model=engine.hash, task=engine.task, labels=engine.labels, pairs=engine.pairs, layers=engine.layers,
-            heads=engine.heads, max_tokens=engine.max_tokens, budget=str(engine.budget), budgets=_budgets(engine),
-            limits=limits,
-            version=__version__,
+        facts, budget = service.engine.facts, service.engine.budget
+        budgets, start = slider(None if budget.mode == "fixed" else budget, facts.heads)
+        names = ("max_texts", "max_chars", "max_bytes", "timeout", "queue")
+        return messages.Info(
+            **dict(facts), budget=str(budget), slider=budgets, start=start, version=__version__,
+            limits={name: getattr(service.settings, name) for name in names},
         )  # fmt: skip
 
     @app.get("/metrics", responses={**_LOOK, 200: {"content": {"text/plain": {}}}}, response_class=Response)
@@ -113,85 +101,61 @@ def _looks(app: FastAPI, service: Service) -> None:
 
 def _work(app: FastAPI, service: Service) -> None:
     """The routes that go through the model's thread."""
+    engine = service.engine
 
-    @app.post("/predict", responses=_WORK, response_model=Predictions)
+    @app.post("/predict", responses=_WORK, response_model=messages.Predictions)
     async def predict(body: PredictBody, request: Request) -> JSONResponse:
         """Classify one text or several; in a list, a text that cannot be used has an error in its place."""
-        dial = _dial(body.budget, service)
-        checked = [_check(text, service) for text in _given(body, service.settings)]
+        items, most = body.items(), service.settings.max_texts
+        if len(items) > most:
+            message = f"{'pairs' if body.pairs else 'texts'} holds {len(items)}, and {most} are allowed"
+            raise Refusal(422, "too_many_texts", message, "split them over several requests")
+        checked, dial = [_check(item, service) for item in items], _dial(body.budget, engine)
         if body.text is not None and isinstance(checked[0], Refusal):
             raise checked[0]
         good = [text for text in checked if not isinstance(text, Refusal)]
-        found = iter(await service.predict(request, good, dial) if good else ())
-        predictions = [
-            text.body if isinstance(text, Refusal) else service.engine.render(*next(found), body.top)
-            for text in checked
-        ]
-        return JSONResponse({"predictions": predictions, "model": service.engine.hash, "budget": str(dial)})
+        answers = iter(await service.predict(request, good, dial) if good else ())
+        predictions = [text.body if isinstance(text, Refusal) else next(answers) for text in checked]
+        if body.top is not None:
+            for prediction in predictions:
+                if "probabilities" in prediction:
+                    prediction["probabilities"] = dict(islice(prediction["probabilities"].items(), body.top))
+        return JSONResponse({"predictions": predictions, "model": engine.facts.model, "budget": str(dial)})
 
-    @app.post("/explain", responses=_WORK, response_model=Explanation)
+    async def look(body: TextBody, request: Request, function: Callable[..., Any], *place: int) -> Response:
+        checked, dial = _check(body.items()[0], service), _dial(body.budget, engine)
+        if isinstance(checked, Refusal):
+            raise checked
+        dumped = await service.call(request, lambda: json.dumps(function(*checked, *place, budget=dial)))
+        return Response(dumped, media_type="application/json")
+
+    @app.post("/explain", responses=_WORK, response_model=messages.Explanation)
     async def explain(body: TextBody, request: Request) -> Response:
         """Which heads a text runs, why, and what they cost."""
-        text, dial = _one(body, service), _dial(body.budget, service)
-        return _json(await service.call(request, lambda: json.dumps(service.engine.explain(text, dial))))
+        return await look(body, request, engine.explainer.explain)
 
-    @app.post("/attention", responses=_WORK, response_model=AttentionMap)
+    @app.post("/attention", responses=_WORK, response_model=messages.AttentionMap)
     async def attention(body: HeadBody, request: Request) -> Response:
         """Where one head looks in a text, also if it did not run."""
-        text, dial, engine = _one(body, service), _dial(body.budget, service), service.engine
-        if body.layer >= engine.layers or body.head >= engine.heads:
-            message = f"the model has {engine.layers} layers of {engine.heads} heads, counted from 0"
+        if body.layer >= engine.facts.layers or body.head >= engine.facts.heads:
+            message = f"the model has {engine.facts.layers} layers of {engine.facts.heads} heads, counted from 0"
             raise Refusal(422, "no_such_head", message, "give a layer and a head that exist")
-        look = partial(engine.attention, text, dial, body.layer, body.head)
-        return _json(await service.call(request, lambda: json.dumps(look())))
+        return await look(body, request, engine.explainer.attention, body.layer, body.head)
 
 
-def _given(body: PredictBody, settings: Settings) -> list[Any]:
-    """The texts of a request, each a text or a pair, unchecked."""
-    given = [name for name in ("text", "texts", "pairs") if getattr(body, name) is not None]
-    if len(given) != 1 or (body.text_pair is not None and given != ["text"]):
-        raise _invalid("give exactly one of text, texts and pairs, and text_pair with text only")
-    if body.text is not None:
-        return [body.text if body.text_pair is None else [body.text, body.text_pair]]
-    texts: list[Any] = getattr(body, given[0])
-    if not texts:
-        raise _invalid(f"{given[0]} is empty: give at least one")
-    if len(texts) > settings.max_texts:
-        raise Refusal(
-            422, "too_many_texts", f"{given[0]} holds {len(texts)}, and {settings.max_texts} are allowed",
-            "split them over several requests",
-        )  # fmt: skip
-    if given == ["pairs"]:
-        return [pair if isinstance(pair, list) and len(pair) == 2 else None for pair in texts]
-    return [text if isinstance(text, str) else None for text in texts]
-
-
-def _one(body: TextBody, service: Service) -> Text:
-    """The text of a request about one text."""
-    checked = _check(body.text if body.text_pair is None else [body.text, body.text_pair], service)
-    if isinstance(checked, Refusal):
-        raise checked
-    return checked
-
-
-def _json(dumped: str) -> Response:
-    return Response(dumped, media_type="application/json")
-
-
-def _check(given: Any, service: Service) -> Text | Refusal:
+def _check(parts: list[Any], service: Service) -> Text | Refusal:
     """A text or pair that the model can read, or what is wrong with it. Messages never hold the text."""
-    pairs = service.engine.pairs
-    parts = given if isinstance(given, list) else [given]
+    pairs, most = service.engine.facts.pairs, service.settings.max_chars
     if not all(isinstance(part, str) for part in parts):
-        wanted = "a pair of two strings" if pairs else "a string"
-        return Refusal(422, "invalid_text", "this text is no string or pair of strings", f"give {wanted}")
-    if pairs is not None and (len(parts) == 2) != pairs:
-        if pairs:
-            return Refusal(422, "pair_needed", "the model reads pairs of texts", "give pairs, or text and text_pair")
+        hint = f"give {'a pair of two strings' if pairs else 'a string'}"
+        return Refusal(422, "invalid_text", "this text is no string or pair of strings", hint)
+    if pairs and len(parts) == 1:
+        return Refusal(422, "pair_needed", "the model reads pairs of texts", "give pairs, or text and text_pair")
+    if not pairs and len(parts) == 2:
         return Refusal(422, "no_pairs", "the model reads single texts", "give text or texts")
     for part in parts:
-        if len(part) > service.settings.max_chars:
-            message = f"the text has {len(part)} characters, and {service.settings.max_chars} are allowed"
+        if len(part) > most:
+            message = f"the text has {len(part)} characters, and {most} are allowed"
             return Refusal(422, "text_too_long", message, "shorten or split it")
         if not part or part.isspace():
             return Refusal(422, "empty_text", "the text is empty or blank", "give at least one word")
@@ -199,24 +163,15 @@ def _check(given: Any, service: Service) -> Text | Refusal:
             part.encode()
         except UnicodeEncodeError:
             return Refusal(422, "invalid_text", "the text holds half of a surrogate pair", "send valid Unicode")
-    return parts[0], parts[1] if len(parts) == 2 else None
+    return parts[0], parts[1] if pairs else None
 
 
-def _dial(given: str | None, service: Service) -> Dial:
+def _dial(budget: str | None, engine: Engine) -> Dial:
     try:
-        return service.engine.budget if given is None else service.engine.dial(given)
+        return engine.budget if budget is None else engine.dial(budget)
     except UsageError:
-        hint = f"give one of {', '.join(_budgets(service.engine))}; X is from 0 to 1"
+        hint = f"give one of {', '.join(engine.facts.budgets)}; X is from 0 to 1"
         raise Refusal(422, "invalid_budget", "the budget is not known", hint) from None
-
-
-def _budgets(engine: Engine) -> list[str]:
-    """What a request may give: dials, and the run's operating points by name."""
-    return [*(name if name in ("learned", "full") else f"{name}:X" for name in engine.dials), *engine.points]
-
-
-def _invalid(message: str) -> Refusal:
-    return Refusal(422, "invalid_request", message, _HINT)
 
 
 def _errors(app: FastAPI, service: Service) -> None:
@@ -231,21 +186,22 @@ def _errors(app: FastAPI, service: Service) -> None:
                 405: ("method_not_allowed", "the path has another method", "the header Allow names it"),
             }.get(error.status_code, ("refused", "the request cannot be answered", _HINT))
             error = Refusal(error.status_code, code, message, hint, dict(error.headers or {}))
-        return service.answer(error)
+        return service.refuse(error)
 
     @app.exception_handler(TextError)
     async def unreadable(request: Request, error: TextError) -> Response:
-        return service.answer(Refusal(422, "invalid_text", f"text {error.row} has no token", "give at least one word"))
+        return service.refuse(Refusal(422, "invalid_text", f"text {error.row} has no token", "give at least one word"))
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        field = ascii(".".join(map(str, first["loc"][1:]))[:60])[1:-1] or "the body"
+        refusal = Refusal(422, "invalid_request", f"{field}: {first['msg'].removeprefix('Value error, ')}", _HINT)
         if first["type"] == "json_invalid":
             message = f"the body is not JSON, from character {first['loc'][-1]} on"
-            return service.answer(Refusal(400, "invalid_json", message, "send UTF-8 JSON"))
-        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-        if not kind.endswith("json"):
+            refusal = Refusal(400, "invalid_json", message, "send UTF-8 JSON")
+        elif not kind.endswith("json"):
             message = "the body is not declared as JSON"
-            return service.answer(Refusal(415, "not_json", message, "send Content-Type: application/json"))
-        field = ".".join(str(part) for part in first["loc"][1:]) or "the body"
-        return service.answer(_invalid(f"{ascii(field[:60])[1:-1]}: {first['msg']}"))
+            refusal = Refusal(415, "not_json", message, "send Content-Type: application/json")
+        return service.refuse(refusal)

@@ -8,29 +8,10 @@ import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any
 
 # Attention alone pays for padding, so a batch may hold this much of it for each real token, and a little in any case.
 _PADDING, _PADDING_FREE = 0.5, 512
-
-
-class Work(Protocol):
-    """What a text becomes before it can be batched."""
-
-    @property
-    def tokens(self) -> int: ...
-
-
-class Job:
-    """One request. The future gets, in order, each text's work and result, once all are there."""
-
-    __slots__ = ("dial", "future", "left", "results", "texts")
-
-    def __init__(self, texts: Any, dial: Hashable) -> None:
-        self.future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.texts, self.dial = texts, dial
-        self.results: list[Any] = []
-        self.left = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -40,8 +21,7 @@ class Row:
     work: Any
     tokens: int
     dial: Hashable
-    job: Job
-    place: int
+    future: asyncio.Future[Any]
     since: float
 
 
@@ -71,15 +51,15 @@ def choose(rows: Sequence[Row], batch_tokens: int) -> list[Row]:
 
 
 class Batcher:
-    """Runs the texts of many jobs in batches. `close` first finishes what is waiting.
+    """Runs the texts of many requests in batches. `close` first finishes what is waiting.
 
-    `encode(texts)` gives a work for each text, `run(works, dial)` a result for each work. A row whose future is
-    done, because its client left or ran out of time, is not begun.
+    `encode(texts)` gives for each text what the model reads and its number of tokens, `run(works, dial)` a result for
+    each. A row whose future is done, because its client left or ran out of time, is not begun.
     """
 
     def __init__(
         self,
-        encode: Callable[[Any], Sequence[Work]],
+        encode: Callable[[Any], Sequence[tuple[Any, int]]],
         run: Callable[[list[Any], Any], Sequence[Any]],
         *,
         batch_tokens: int,
@@ -88,7 +68,7 @@ class Batcher:
     ) -> None:
         self._encode, self._run, self._clock = encode, run, clock
         self._batch_tokens, self._wait = batch_tokens, wait
-        self._inbox: SimpleQueue[Job | None] = SimpleQueue()
+        self._inbox: SimpleQueue[tuple[Sequence[Any], Hashable, list[asyncio.Future[Any]]] | None] = SimpleQueue()
         self._rows: list[Row] = []
         self._changed = threading.Condition()
         self._closed = False
@@ -111,17 +91,23 @@ class Batcher:
             self._changed.notify()
         model.join()
 
-    def submit(self, texts: Any, dial: Hashable) -> asyncio.Future[list[tuple[Any, Any]]]:
-        """Queue texts; the future is to be awaited, or cancelled, in the calling event loop."""
-        job = Job(texts, dial)
-        self._inbox.put(job)
-        return job.future
+    def submit(self, texts: Sequence[Any], dial: Hashable) -> asyncio.Future[list[Any]]:
+        """Queue texts; the future of their results is to be awaited, or cancelled, in the calling event loop."""
+        loop = asyncio.get_running_loop()
+        futures: list[asyncio.Future[Any]] = [loop.create_future() for _ in texts]
+        self._inbox.put((texts, dial, futures))
+        return asyncio.gather(*futures)
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run a function on the model's thread, by itself."""
-        job = Job(function, None)
-        self._inbox.put(job)
-        return job.future
+        future = asyncio.get_running_loop().create_future()
+        self._add([Row(function, 0, None, future, self._clock())])
+        return future
+
+    def _add(self, rows: list[Row]) -> None:
+        with self._changed:
+            self._rows += rows
+            self._changed.notify()
 
     def patience(self, rows: Sequence[Row]) -> float:
         """For how many more seconds the oldest row may wait for company."""
@@ -134,29 +120,26 @@ class Batcher:
 
     def _tokenize(self) -> None:
         while job := self._inbox.get():
-            if job.future.done():
+            texts, dial, futures = job
+            if futures[0].done():
                 continue
             now = self._clock()
             try:
-                works = [(job.texts, 0)] if job.dial is None else [(w, w.tokens) for w in self._encode(job.texts)]
+                works = zip(self._encode(texts), futures, strict=True)
+                self._add([Row(work, tokens, dial, future, now) for (work, tokens), future in works])
             except Exception as error:
-                job.future.get_loop().call_soon_threadsafe(_settle, job, error)
-                continue
-            job.results, job.left = [None] * len(works), len(works)
-            with self._changed:
-                self._rows += [Row(work, tokens, job.dial, job, i, now) for i, (work, tokens) in enumerate(works)]
-                self._changed.notify()
+                futures[0].get_loop().call_soon_threadsafe(_deliver, futures, [error] * len(futures))
 
     def _serve(self) -> None:
         while batch := self._next():
-            loop = batch[0].job.future.get_loop()
-            loop.call_soon_threadsafe(_deliver, batch, self._results(batch))
+            futures = [row.future for row in batch]
+            futures[0].get_loop().call_soon_threadsafe(_deliver, futures, self._results(batch))
 
     def _next(self) -> list[Row]:
         """Wait for a batch; an empty one says that the batcher is closed and done."""
         with self._changed:
             while True:
-                self._rows = [row for row in self._rows if not row.job.future.done()]
+                self._rows = [row for row in self._rows if not row.future.done()]
                 if not self._rows:
                     if self._closed:
                         return []
@@ -182,22 +165,11 @@ class Batcher:
             return [self._results([row])[0] for row in batch]
 
 
-def _deliver(batch: list[Row], results: list[Any]) -> None:
-    for row, result in zip(batch, results, strict=True):
-        job = row.job
-        if row.dial is None or isinstance(result, Exception):
-            _settle(job, result)
+def _deliver(futures: list[asyncio.Future[Any]], results: list[Any]) -> None:
+    for future, result in zip(futures, results, strict=True):
+        if future.done():
             continue
-        job.results[row.place] = (row.work, result)
-        job.left -= 1
-        if not job.left:
-            _settle(job, job.results)
-
-
-def _settle(job: Job, result: Any) -> None:
-    if job.future.done():
-        return
-    if isinstance(result, Exception):
-        job.future.set_exception(result)
-    else:
-        job.future.set_result(result)
+        if isinstance(result, Exception):
+            future.set_exception(result)
+        else:
+            future.set_result(result)

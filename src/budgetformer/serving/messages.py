@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from starlette.exceptions import HTTPException
 
 # A text that is no string fails by itself, not its neighbours: so it is no matter of the schema's.
@@ -12,34 +12,54 @@ _Text = Annotated[Any, WithJsonSchema({"type": "string"})]
 _Pair = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2})]
 
 
-class _Strict(BaseModel):
+class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-
-class TextBody(_Strict):
-    """One text, or two, and the dial."""
-
-    text: str = Field(examples=["a film of rare warmth"])
+    text: str | None = Field(None, examples=["a film of rare warmth"])
     text_pair: str | None = None
     budget: str | None = Field(None, description="One of /info's budgets; the service's own if not given")
 
+    def items(self) -> list[list[Any]]:
+        """The texts as lists of one or two parts, unchecked."""
+        return [[self.text] if self.text_pair is None else [self.text, self.text_pair]]
+
+
+class TextBody(_Body):
+    """One text, or two, and the budget."""
+
+    text: str = Field(examples=["a film of rare warmth"])
+
 
 class HeadBody(TextBody):
-    """A text and the head whose attention is wanted; layers and heads are counted from 0."""
+    """A text and the head whose attention is asked for; layers and heads are counted from 0."""
 
     layer: int = Field(ge=0, le=10_000)
     head: int = Field(ge=0, le=10_000)
 
 
-class PredictBody(_Strict):
+class PredictBody(_Body):
     """Exactly one of `text` (with `text_pair` for a model of pairs), `texts` and `pairs`."""
 
-    text: str | None = Field(None, examples=["a film of rare warmth"])
-    text_pair: str | None = None
     texts: list[_Text] | None = None
     pairs: list[_Pair] | None = None
-    budget: str | None = Field(None, description="One of /info's budgets; the service's own if not given")
     top: int | None = Field(None, ge=1, le=1_000_000, description="return only so many of the likeliest labels")
+
+    @model_validator(mode="after")
+    def _one_field(self) -> Self:
+        named = [name for name in ("text", "texts", "pairs") if getattr(self, name) is not None]
+        if len(named) != 1 or (self.text_pair is not None and self.text is None):
+            raise ValueError("give exactly one of text, texts and pairs, and text_pair with text only")
+        if [] in (self.texts, self.pairs):
+            raise ValueError(f"{named[0]} is empty: give at least one")
+        return self
+
+    def items(self) -> list[list[Any]]:
+        """The texts as lists of one or two parts, unchecked."""
+        if self.texts is not None:
+            return [[text] for text in self.texts]
+        if self.pairs is not None:
+            return [pair if isinstance(pair, list) and len(pair) == 2 else [None] for pair in self.pairs]
+        return super().items()
 
 
 class ErrorDetail(BaseModel):
@@ -56,18 +76,11 @@ class ErrorBody(BaseModel):
     error: ErrorDetail
 
 
-class Heads(BaseModel):
-    """Attention heads that were computed for a text, of all that the model has."""
-
-    used: int
-    possible: int
-
-
 class Prediction(BaseModel):
     """The answer for one text.
 
-    `label` is the likeliest; a model of several labels a text gives `labels`, one of numbers gives `value`. `cut`
-    says that the text was longer than the model reads.
+    `label` is the likeliest; a model of several labels for each text gives `labels`, one of numbers gives `value`.
+    `cut` says that the text was longer than the model reads.
     """
 
     label: str | None = None
@@ -75,7 +88,7 @@ class Prediction(BaseModel):
     value: float | None = None
     score: float | None = None
     probabilities: dict[str, float] | None = None
-    heads: Heads
+    heads: dict[str, int] = Field(description="attention heads: those computed (used), of all (possible)")
     tokens: int
     cut: bool
 
@@ -123,24 +136,25 @@ class AttentionMap(BaseModel):
     map: list[list[float]]
 
 
-class Status(BaseModel):
-    """That the service lives, or may be given work."""
-
-    status: str
-
-
-class Info(BaseModel):
-    """What is served, and what it accepts."""
+class Facts(BaseModel):
+    """What is served: a run's model, and the budgets that a request may name (operating points among them)."""
 
     model: str
     task: str
     labels: list[str]
-    pairs: bool | None = Field(description="whether it reads pairs of texts; null if its run does not say")
+    pairs: bool = Field(description="whether it reads pairs of texts")
     layers: int
     heads: int
     max_tokens: int
-    budget: str
     budgets: list[str]
+
+
+class Info(Facts):
+    """What is served, and what it accepts."""
+
+    budget: str
+    slider: list[str] = Field(description="the budgets that the page offers")
+    start: int = Field(description="the place of the service's own budget among them")
     limits: dict[str, int | float]
     version: str
 
@@ -161,17 +175,4 @@ def busy(code: str, message: str) -> Refusal:
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """The errors of a route, for OpenAPI."""
-    return {status: {"model": ErrorBody, "description": _MEANING[status]} for status in sorted(statuses)}
-
-
-_MEANING = {
-    400: "The body is not JSON.",
-    401: "The API key is missing or wrong.",
-    408: "The body did not arrive in time.",
-    413: "The body is too large.",
-    415: "The body is not declared as JSON.",
-    422: "A field or text cannot be used.",
-    500: "A fault of the service.",
-    503: "The service is full, or not ready yet.",
-    504: "The answer was not ready in time.",
-}
+    return {status: {"model": ErrorBody} for status in statuses}

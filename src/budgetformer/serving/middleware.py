@@ -55,7 +55,7 @@ class Border:
                 logger.error("%s at %s\n%s", type(error).__name__, _label(scope), where)
                 error = Refusal(500, "internal", "the service failed on this request", "tell its operator")
             if not status:
-                await self._service.answer(error)(scope, receive, sending)
+                await self._service.refuse(error)(scope, receive, sending)
         finally:
             self._inside -= posts
             path = _label(scope)

@@ -54,12 +54,10 @@ def serve(settings: Settings, *, host: str, port: int) -> None:
 def build(settings: Settings) -> FastAPI:
     """Load the run and make the app of one process."""
     import torch
-    from transformers.utils import logging
 
     from budgetformer.serving.app import make_app
-    from budgetformer.serving.engine import Engine
+    from budgetformer.serving.service import Engine
 
-    logging.disable_progress_bar()
     if settings.threads:
         torch.set_num_threads(settings.threads)
     app = make_app(Engine(settings), settings)

@@ -1,25 +1,101 @@
-"""The service behind the routes: who is let in, and how work reaches the model and comes back."""
+"""The service behind the routes: a run that answers, who is let in, and how work reaches the model and comes back."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TypeVar
+from functools import cached_property
+from typing import Any, TypeVar
 
+import numpy as np
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
+from budgetformer.calibrate import named_dial
+from budgetformer.data.tokens import TokenTable
+from budgetformer.engine.answers import named, ranking, rounded
+from budgetformer.engine.scores import Scores, score
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.explain import Explainer
 from budgetformer.nn.allocation import Dial
+from budgetformer.runs.run import Run
 from budgetformer.serving.batcher import Batcher
-from budgetformer.serving.engine import Engine, Result, Text, Work
-from budgetformer.serving.messages import Refusal, busy
+from budgetformer.serving.messages import Facts, Refusal, busy
 from budgetformer.serving.metrics import Metrics
 from budgetformer.serving.settings import Settings
 
 T = TypeVar("T")
 logger = logging.getLogger("budgetformer.serving")
+Text = tuple[str, str | None]
+
+
+class Engine:
+    """A run that is ready to answer."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.source = run = Run.open(settings.run)
+        self._scorer = scorer = run.scorer(settings.budget)
+        config, self.points = scorer.config, run.points
+        # The paper's ablations are not served: they do not give the same answer twice, or not for the heads that run.
+        modes = ["learned", "full", "fixed:X", "max:X", *(["mean:X"] if config.gate.ranks_layers else [])]
+        self.facts = Facts(
+            model=run.digest[:16], task=scorer.task, labels=scorer.labels, pairs=run.pairs,
+            layers=config.num_hidden_layers, heads=config.num_attention_heads, max_tokens=scorer.max_length,
+            budgets=[*modes, *run.points],
+        )  # fmt: skip
+        self.budget = self.dial(str(scorer.budget))
+
+    @property
+    def possible(self) -> int:
+        """The heads of all layers."""
+        return self.facts.layers * self.facts.heads
+
+    def dial(self, text: str) -> Dial:
+        """One of the budgets that the service takes, or an operating point by name."""
+        dial = named_dial(text, self.points)
+        if dial.mode not in {budget.removesuffix(":X") for budget in self.facts.budgets}:
+            budgets = ", ".join(self.facts.budgets)
+            raise UsageError(f"budget {text!r} is not for this run's service: give one of {budgets}")
+        return dial
+
+    def encode(self, texts: Sequence[Text]) -> TokenTable:
+        """Tokenise texts that are all pairs or all not; long ones are truncated."""
+        seconds = [second for _, second in texts if second is not None]
+        return self._scorer.encode([first for first, _ in texts], seconds or None)
+
+    def score(self, table: TokenTable, dial: Dial) -> Scores:
+        """The model on one batch."""
+        return score(self._scorer.engine, table, dial, batch_size=len(table))
+
+    def answers(self, table: TokenTable, dial: Dial) -> Iterator[dict[str, Any]]:
+        """The answer for each text of a batch, ready for JSON."""
+        scores, task, labels = self.score(table, dial), self.facts.task, self.facts.labels
+        values, chosen = rounded(scores.probabilities, task).tolist(), named(scores.probabilities, task, labels)
+        order, used = ranking(scores.probabilities).tolist(), scores.heads.sum(1).tolist()
+        for i, (tokens, cut) in enumerate(zip(table.lengths.tolist(), table.truncated.tolist(), strict=True)):
+            answer: dict[str, Any] = {"value": chosen[i]}
+            if task != "regression":
+                ranked = {labels[label]: values[i][label] for label in order[i]}
+                answer = {"label": chosen[i], "score": values[i][order[i][0]], "probabilities": ranked}
+            if task == "multi_label_classification":
+                answer = {"labels": [label for label in ranked if label in chosen[i]], "probabilities": ranked}
+            heads = {"used": used[i], "possible": self.possible}
+            yield {**answer, "heads": heads, "tokens": tokens, "cut": cut}
+
+    @cached_property
+    def explainer(self) -> Explainer:
+        """What explains single texts; it runs on the model's thread too."""
+        return Explainer(self.source.model, self._scorer.tokenizer, self._scorer.max_length)
+
+    def self_test(self) -> None:
+        """Run a short and a long text together, and see that the answers can be answers."""
+        texts = ("test", "word " * self.facts.max_tokens)
+        table = self.encode([(text, text if self.facts.pairs else None) for text in texts])
+        scores = self.score(table, self.budget)
+        heads_fit = (scores.heads >= 0).all() and (scores.heads <= self.facts.heads).all()
+        if not np.isfinite(scores.logits).all() or not heads_fit or table.lengths.max() > self.facts.max_tokens:
+            raise ModelError("the model's answers are not finite, or it reads too much: train or copy it again")
 
 
 class Service:
@@ -30,8 +106,10 @@ class Service:
         self.inside = 0  # texts that were taken in and not yet answered
         self._not_ready: str | None = "the self-test is running"
         self._batcher = Batcher(
-            engine.encode, self._run, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000
-        )
+            lambda texts: [(row, len(row.tokens)) for row in engine.encode(texts).rows()],
+            self._answers, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000,
+        )  # fmt: skip
+        self.close = self._batcher.close  # finishes what is waiting
 
     async def start(self) -> None:
         """Start the model's thread; ready once its self-test has passed."""
@@ -43,43 +121,29 @@ class Service:
             self._not_ready = f"the self-test failed ({type(error).__name__})"
             logger.error("%s: %s", self._not_ready, error)
 
-    def close(self) -> None:
-        """Finish what is waiting, and stop."""
-        self._batcher.close()
-
     def check_ready(self) -> None:
         if self._not_ready:
             raise busy("not_ready", self._not_ready)
 
-    def answer(self, refusal: Refusal) -> JSONResponse:
+    def refuse(self, refusal: Refusal) -> JSONResponse:
+        """The answer that says no; it is counted."""
         self.metrics.refused.labels(refusal.code).inc()
         return JSONResponse(refusal.body, refusal.status_code, refusal.headers)
 
-    async def predict(self, request: Request, texts: Sequence[Text], dial: Dial) -> list[tuple[Work, Result]]:
-        """Each text as the model read it, and what the model said."""
-        with self._places(len(texts)):
-            return await self._attended(request, self._batcher.submit(texts, dial))
+    async def predict(self, request: Request, texts: Sequence[Text], dial: Dial) -> list[dict[str, Any]]:
+        """The answer for each text."""
+        return await self._attend(request, len(texts), lambda: self._batcher.submit(texts, dial))
 
     async def call(self, request: Request, function: Callable[[], T]) -> T:
         """Run a function on the model's thread for one client."""
-        with self._places(1):
-            return await self._attended(request, self._batcher.call(function))
+        return await self._attend(request, 1, lambda: self._batcher.call(function))
 
-    @contextmanager
-    def _places(self, texts: int) -> Iterator[None]:
+    async def _attend(self, request: Request, texts: int, submit: Callable[[], asyncio.Future[T]]) -> T:
+        """The work's result, unless time runs out or the client leaves first: then it is dropped, if not begun."""
         if self.inside + texts > self.settings.queue:
             raise busy("queue_full", f"{self.inside} texts are waiting, and {self.settings.queue} may wait")
-        self.inside += texts
-        self.metrics.queue.set(self.inside)
-        try:
-            yield
-        finally:
-            self.inside -= texts
-            self.metrics.queue.set(self.inside)
-
-    async def _attended(self, request: Request, work: asyncio.Future[T]) -> T:
-        """The work's result, unless time runs out or the client leaves first: then it is dropped, if not begun."""
-        gone = asyncio.ensure_future(request.receive())
+        self._take_in(texts)
+        work, gone = submit(), asyncio.ensure_future(request.receive())
         try:
             left = request.state.deadline - asyncio.get_running_loop().time()
             await asyncio.wait((work, gone), timeout=max(0, left), return_when=asyncio.FIRST_COMPLETED)
@@ -93,14 +157,18 @@ class Service:
         finally:
             work.cancel()
             gone.cancel()
+            self._take_in(-texts)
 
-    def _run(self, pieces: list[Work], dial: Dial) -> list[Result]:
-        results = self.engine.run(pieces, dial)
-        metrics = self.metrics
-        metrics.batch.observe(len(pieces))
-        metrics.texts.inc(len(pieces))
-        metrics.tokens.inc(sum(piece.tokens for piece in pieces))
-        metrics.cut.inc(sum(piece.truncated for piece in pieces))
-        metrics.used.inc(sum(result.heads for result in results))
-        metrics.possible.inc(len(results) * self.engine.possible)
-        return results
+    def _take_in(self, texts: int) -> None:
+        self.inside += texts
+        self.metrics.queue.set(self.inside)
+
+    def _answers(self, rows: list[TokenTable], dial: Dial) -> list[dict[str, Any]]:
+        answers, metrics = list(self.engine.answers(TokenTable.join(rows), dial)), self.metrics
+        metrics.batch.observe(len(answers))
+        metrics.texts.inc(len(answers))
+        metrics.tokens.inc(sum(answer["tokens"] for answer in answers))
+        metrics.cut.inc(sum(answer["cut"] for answer in answers))
+        metrics.used.inc(sum(answer["heads"]["used"] for answer in answers))
+        metrics.possible.inc(len(answers) * self.engine.possible)
+        return answers

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated, Any, Self
+
+from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic.dataclasses import dataclass
 
 from budgetformer.errors import UsageError
 
-DIALS = ("learned", "full", "fixed", "max")  # those of every run that give the same answer twice
+_Count = Annotated[int, Field(ge=1)]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, config=ConfigDict(extra="forbid"))
 class Settings:
-    """A service's run, its batches and its limits; each has its flag."""
+    """A service's run, its batches and its limits; `serve --set` changes those from `batch_tokens` on."""
 
     run: Path
-    budget: str = "learned"
-    batch_tokens: int = 8192
-    wait_ms: float = 2.0
-    queue: int = 256
-    max_texts: int = 64
-    max_chars: int = 20_000
-    max_bytes: int = 2**20
-    timeout: float = 10.0
-    workers: int = 1
-    threads: int | None = None
+    budget: str | None = None  # as learned, or as exported
+    workers: _Count = 1
+    threads: _Count | None = None
+    batch_tokens: _Count = 8192  # of a batch, with padding; 1: no batching
+    wait_ms: Annotated[float, Field(ge=0, le=1000)] = 2.0  # how long a text may wait for company
+    queue: _Count = 256  # texts taken in and not yet answered, of a worker; above it: 503
+    max_texts: _Count = 64  # of a request
+    max_chars: _Count = 20_000  # of a text
+    max_bytes: _Count = 2**20  # of a body
+    timeout: Annotated[float, Field(gt=0, le=3600)] = 10.0  # seconds for a request
 
-    def __post_init__(self) -> None:
-        for name in ("batch_tokens", "queue", "max_texts", "max_chars", "max_bytes"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"--{name.replace('_', '-')} {getattr(self, name)}: it must be at least 1")
-        if not 0 <= self.wait_ms <= 1000:
-            raise UsageError(f"--wait-ms {self.wait_ms}: give milliseconds from 0 to 1000")
-        if not 0 < self.timeout <= 3600:
-            raise UsageError(f"--timeout {self.timeout}: give seconds, more than 0 and at most 3600")
+    @model_validator(mode="after")
+    def _one_request_fits(self) -> Self:
         if self.max_texts > self.queue:
-            raise UsageError(
-                f"--max-texts {self.max_texts} is more than --queue {self.queue}: one request could never be taken; "
-                "raise --queue"
-            )
+            raise ValueError(f"max_texts={self.max_texts} is more than queue={self.queue}: raise queue")
+        return self
+
+    @classmethod
+    def make(cls, changes: Sequence[str] = (), **options: Any) -> Settings:
+        """Settings with changes such as `queue=512`."""
+        try:
+            return cls(**{**options, **dict(change.partition("=")[::2] for change in changes)})
+        except ValidationError as error:
+            first = error.errors()[0]
+            where = "".join(f"--set {key}={first['input']}: " for key in first["loc"])
+            raise UsageError(f"{where}{first['msg'].removeprefix('Value error, ')} (see --help)") from None

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from budgetformer.data import DataSource
-from budgetformer.errors import UsageError
 from budgetformer.runs.run import Run
-from budgetformer.training.recipe import Recipe
+from budgetformer.training.recipe import Recipe, check_known
 from budgetformer.training.run import train as train_run
 
 _SOURCE = {field.name for field in fields(DataSource)} - {"data", "seed"}
@@ -36,10 +34,7 @@ def train(
     from scratch. Options are those of DataSource, such as text="review", label="verdict", validation="held_out.csv",
     and those of Recipe, such as epochs=3, learning_rate=5e-5, max_length=128, class_weights="balanced".
     """
-    for name in options.keys() - _SOURCE - _RECIPE:
-        near = difflib.get_close_matches(name, _SOURCE | _RECIPE, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(_SOURCE | _RECIPE))}"
-        raise UsageError(f"train: option {name!r} is not known: {hint}")
+    check_known(options, _SOURCE | _RECIPE, "train: option")
     source = DataSource(os.fspath(data), seed=seed, **{k: v for k, v in options.items() if k in _SOURCE})
     recipe = Recipe.make(preset, base=None if base is None else os.fspath(base))
     recipe = recipe.changed({k: v for k, v in options.items() if k in _RECIPE}, where="train")

@@ -1,4 +1,4 @@
-"""Training state on disk: safetensors and JSON only, written atomically, the newest two kept.
+"""Training state on disk: safetensors and JSON only, written atomically, the newest two kept; and its history.
 
 A checkpoint is a directory `step-N` that appears whole or not at all: it is written under another name, flushed and
 then renamed. What a killed process left half-written is removed at the next start, what it was replacing put back.
@@ -6,6 +6,7 @@ then renamed. What a killed process left half-written is removed at the next sta
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,10 +17,10 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from budgetformer.errors import ModelError
-from budgetformer.runs.files import check_identity, read_json, write_directory, write_json
+from budgetformer.errors import MissingExtraError, ModelError
+from budgetformer.runs.files import check_identity, named_write_errors, read_json, write_directory, write_json
 
-_KEPT = 2
+_NEWEST = 2
 
 
 @dataclass
@@ -65,7 +66,7 @@ class Checkpoints:
         self.folder = folder
         self.identity = identity
 
-    def found(self) -> list[Path]:
+    def complete(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
         return sorted(p for p in self.folder.glob("step-*") if p.is_dir())
 
@@ -80,7 +81,7 @@ class Checkpoints:
             write_json(folder / "state.json", {"identity": self.identity, "state": asdict(state)})
 
         write_directory(self.folder / f"step-{state.step:08d}", fill)
-        for old in self.found()[:-_KEPT]:
+        for old in self.complete()[:-_NEWEST]:
             shutil.rmtree(old, ignore_errors=True)
         for best in self.folder.glob("best-*"):
             if best != self.best(state):
@@ -92,10 +93,10 @@ class Checkpoints:
 
     def load(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[State, dict[str, Tensor]] | None:
         """Restore the newest checkpoint into model and optimiser; None where there is none."""
-        if not (found := self.found()):
+        if not (complete := self.complete()):
             return None
-        newest = found[-1]
-        before = f"continue from {found[-2].name}" if len(found) > 1 else "start over"
+        *older, newest = complete
+        before = f"continue from {older[-1].name}" if older else "start over"
         remedy = f"the checkpoint is damaged; delete {newest} to {before}"
         saved = read_json(newest / "state.json", remedy)
         check_identity(saved["identity"], self.identity)
@@ -106,3 +107,38 @@ class Checkpoints:
         except (SafetensorError, OSError, RuntimeError, KeyError) as error:
             raise ModelError(f"{newest}: {remedy} ({str(error).splitlines()[0]})") from error
         return State(**saved["state"]), tensors["random"]
+
+
+class History:
+    """Appends records to RUN/history.jsonl, and to TensorBoard's events on request."""
+
+    def __init__(self, folder: Path, *, tensorboard: bool = False) -> None:
+        self.file = folder / "history.jsonl"
+        self._tracker: Any = None
+        if tensorboard:
+            try:
+                from torch.utils.tensorboard import SummaryWriter
+            except ImportError:
+                raise MissingExtraError("track", "tensorboard") from None
+            self._tracker = SummaryWriter(str(folder / "tensorboard"))
+
+    def truncate(self, size: int) -> None:
+        """Forget lines written after the checkpoint that we go on from."""
+        with named_write_errors(self.file), self.file.open("ab") as file:
+            file.truncate(min(size, file.seek(0, 2)))
+
+    def write(self, record: dict[str, Any]) -> int:
+        """Append a record. -> its bytes."""
+        line = (json.dumps(record) + "\n").encode()
+        with named_write_errors(self.file), self.file.open("ab") as file:
+            file.write(line)
+        if self._tracker:
+            parts = {"train": record} if record["kind"] == "step" else {k: record[k] for k in ("train", "validation")}
+            for part, figures in parts.items():
+                for name in (n for n, value in figures.items() if isinstance(value, float)):
+                    self._tracker.add_scalar(f"{part}/{name}", figures[name], record["step"])
+        return len(line)
+
+    def close(self) -> None:
+        if self._tracker:
+            self._tracker.close()

@@ -11,7 +11,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from budgetformer.data import Batch, TokenTable, collate, plan_epoch
-from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import Evaluation, summarize
@@ -32,8 +32,7 @@ from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.progress import View
 from budgetformer.runs.files import named_write_errors, recover_directories, write_directory
 from budgetformer.training.accelerator import make_accelerator
-from budgetformer.training.checkpoint import Checkpoints, State
-from budgetformer.training.history import History
+from budgetformer.training.checkpoint import Checkpoints, History, State
 from budgetformer.training.pretrained import Teacher
 from budgetformer.training.recipe import Recipe
 
@@ -45,13 +44,13 @@ class Interrupted(KeyboardInterrupt):
 
 
 def make_optimizer(model: BudgetFormerForSequenceClassification, recipe: Recipe) -> torch.optim.Optimizer:
-    """AdamW; gates and exits may have learning rates of their own."""
-    groups: dict[float, list[Tensor]] = {1.0: []}
+    """AdamW; gates and exits may have rates of their own. Matrices decay; biases, norms and head scores do not."""
+    parts: dict[tuple[float, float], list[Tensor]] = {}
     for name, parameter in model.named_parameters():
         rate = recipe.gate_rate if ".allocator." in name else recipe.exit_rate if name.startswith("stages.") else 1.0
-        groups.setdefault(rate, []).append(parameter)
-    scaled = [{"params": parameters, "scale": rate} for rate, parameters in groups.items()]
-    return torch.optim.AdamW(scaled, lr=recipe.learning_rate, weight_decay=recipe.weight_decay, fused=True)
+        parts.setdefault((rate, recipe.weight_decay if parameter.ndim > 1 else 0.0), []).append(parameter)
+    groups = [{"params": p, "scale": rate, "weight_decay": decay} for (rate, decay), p in parts.items()]
+    return torch.optim.AdamW(groups, lr=recipe.learning_rate, fused=True)
 
 
 def rate_at(step: int, planned: int, recipe: Recipe) -> float:
@@ -98,10 +97,8 @@ class Fit:
         torch.manual_seed(seed + self.rank)
 
     def _plan(self, epoch: int) -> list[Any]:
-        r = self.recipe
-        return plan_epoch(
-            self.train.lengths, batch_size=r.batch_size, token_budget=r.token_budget, seed=self.seed, epoch=epoch
-        )
+        rows, tokens = self.recipe.batch_size, self.recipe.token_budget
+        return plan_epoch(self.train.lengths, batch_size=rows, token_budget=tokens, seed=self.seed, epoch=epoch)
 
     @property
     def progress(self) -> float:
@@ -172,9 +169,7 @@ class Fit:
 
     def _any_process(self, here: bool) -> bool:
         """Whether any process says yes; all processes get the same answer."""
-        if self.world == 1:
-            return here
-        return bool(self.accelerator.reduce(torch.tensor(float(here), device=self.accelerator.device)).item())
+        return here if self.world == 1 else bool(self._reduced({"yes": float(here)})["yes"])
 
     def _step(self, rows: Any) -> dict[str, Tensor]:
         """One optimiser step on a batch of rows. Returns this process's sums for the record."""
@@ -187,10 +182,10 @@ class Fit:
             last = number == len(pieces) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
                 self._backward(piece, len(rows), sums)
-        norm = None
-        if self.recipe.clip is not None:
-            norm = self.accelerator.clip_grad_norm_(self.wrapped.parameters(), self.recipe.clip)
-        self._check_finite(sums, None if norm is None else float(norm))
+        norm, clip = None, self.recipe.clip
+        if clip is not None:
+            norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), clip))
+        self._check_finite(sums, norm)
         self.stepper.step()
         self.stepper.zero_grad()
         self.model.update_centres(self.accelerator.reduce)
@@ -213,22 +208,21 @@ class Fit:
             )
 
     def _backward(self, piece: Any, of: int, sums: dict[str, Tensor]) -> None:
-        mine = piece[self.rank :: self.world]
-        rows = mine if len(mine) else piece[:1]  # every process must take part; a borrowed row weighs nothing
+        share = piece[self.rank :: self.world]
+        rows = share if len(share) else piece[:1]  # every process must take part; a borrowed row weighs nothing
         batch = collate(self.train, rows, self.model.config.pad_token_id or 0)
         inputs = batch.tensors(self.accelerator.device)
         out = self.wrapped(**inputs, progress=self.progress, **self._teacher_targets(batch, inputs))
-        self.accelerator.backward(out.loss * (len(mine) * self.world / of))
+        self.accelerator.backward(out.loss * (len(share) * self.world / of))
         with torch.no_grad():
             record = {"loss": out.loss.detach(), **{f"loss.{k}": v.detach() for k, v in out.loss_parts.items()}}
             record["s"] = torch.stack([a.budget.mean() for a in out.allocations])
             record["k"] = torch.stack([a.heads.float().mean() for a in out.allocations])
             record["rows"] = torch.ones((), device=out.loss.device)
-            flat = torch.cat([value.float().reshape(-1) for value in record.values()]).cpu().double()
-            parts = iter((flat * len(mine)).tolist())  # one transfer from the device for all of them
-            for name, value in record.items():
-                mine_of = torch.tensor([next(parts) for _ in range(value.numel())], dtype=torch.float64)
-                sums[name] = sums.get(name, 0.0) + mine_of.reshape(value.shape)
+            flat = torch.cat([value.float().reshape(-1) for value in record.values()]).cpu().double() * len(share)
+            parts = torch.split(flat, [value.numel() for value in record.values()])  # all with one transfer
+            for (name, value), part in zip(record.items(), parts, strict=True):
+                sums[name] = sums.get(name, 0.0) + part.reshape(value.shape)
 
     def _teacher_targets(self, batch: Batch, inputs: dict[str, Tensor]) -> dict[str, Any]:
         """What the teacher says of these rows: its logits, or all that it can tell."""
@@ -241,14 +235,17 @@ class Fit:
                 )
         return {"teacher_logits": torch.from_numpy(self.teacher[batch.rows]).to(self.accelerator.device)}
 
-    def _means(self, sums: dict[str, Any]) -> dict[str, Any]:
-        """Sums over rows, from all processes, as means: numbers, or one for each layer."""
-        total = {name: torch.as_tensor(v, dtype=torch.float64).to(self.accelerator.device) for name, v in sums.items()}
-        if self.world > 1:
-            total = {name: self.accelerator.reduce(value) for name, value in total.items()}
-        return {name: (v / total["rows"]).tolist() for name, v in total.items() if name != "rows"}
+    def _reduced(self, values: Mapping[str, Any]) -> dict[str, Tensor]:
+        """The sums over all processes."""
+        tensors = {name: torch.as_tensor(value).to(self.accelerator.device) for name, value in values.items()}
+        return {name: value.cpu() for name, value in self.accelerator.reduce(tensors).items()}
 
-    def _log_step(self, sums: dict[str, Tensor], view: View) -> None:
+    def _means(self, sums: Mapping[str, Tensor]) -> dict[str, Any]:
+        """Sums over rows, from all processes, as means: numbers, or one for each layer."""
+        total = self._reduced(sums)
+        return {name: (value / total["rows"]).tolist() for name, value in total.items() if name != "rows"}
+
+    def _log_step(self, sums: Mapping[str, Tensor], view: View) -> None:
         means, state = self._means(sums), self.state
         speed = state.tokens / max(1e-9, state.seconds)
         s_mean, heads = float(np.mean(means["s"])), means["k"]
@@ -319,18 +316,12 @@ class Fit:
     def _validate(self, dial: str) -> Evaluation:
         engine = TorchEngine(self.model, progress=self.progress)
         scores = score(engine, self.validation, dial, share=(self.rank, self.world))
-        return summarize(self._merged(scores), self.model.config, split="validation", dial=dial)
-
-    def _merged(self, scores: Scores) -> Scores:
-        """Rows that other processes evaluated are zero here: the sum over processes is the result."""
-        if self.world == 1:
-            return scores
-        summed: dict[str, Any] = {}
-        for name in ("logits", "heads", "budget", "entropy", *([] if scores.exits is None else ["exits"])):
-            values = getattr(scores, name)
-            part = torch.from_numpy(values.astype(np.float32)).to(self.accelerator.device)
-            summed[name] = self.accelerator.reduce(part).cpu().numpy().astype(values.dtype)
-        return replace(scores, **summed)
+        # Rows that other processes evaluated are zero here; not every back end can sum int16.
+        parts = {name: getattr(scores, name) for name in ("logits", "budget", "entropy", "exits")}
+        parts = {name: value for name, value in parts.items() if value is not None}
+        parts["heads"] = scores.heads.astype(np.int32)
+        merged: Any = {name: value.numpy() for name, value in self._reduced(parts).items()}
+        return summarize(replace(scores, **merged), self.model.config, split="validation", dial=dial)
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.history:
@@ -342,12 +333,9 @@ class Fit:
         self.model.save_pretrained(folder)
 
     def _save(self) -> None:
-        random = self._random_state()
-        sums = {name: torch.as_tensor(v, dtype=torch.float64) for name, v in self.state.sums.items()}
-        if self.world > 1:
-            sums = {k: self.accelerator.reduce(v.to(self.accelerator.device)).cpu() for k, v in sums.items()}
+        random, sums = self._random_state(), self._reduced(self.state.sums)
         if self.main:
-            saved = replace(self.state, sums={k: v.tolist() for k, v in sums.items()})
+            saved = replace(self.state, sums={name: value.tolist() for name, value in sums.items()})
             self.checkpoints.save(saved, self.model, self.optimizer, random)
         self.accelerator.wait_for_everyone()
 
@@ -359,16 +347,15 @@ class Fit:
         if self.accelerator.scaler is not None:
             scaler = self.accelerator.scaler.state_dict()
             states["scaler"] = torch.tensor([float(scaler.get("scale", 0)), float(scaler.get("_growth_tracker", 0))])
-        gathered = {k: self.accelerator.gather(v[None].to(self.accelerator.device)).cpu() for k, v in states.items()}
-        return {k: v.contiguous() for k, v in gathered.items()}
+        gathered = self.accelerator.gather({k: v[None].to(self.accelerator.device) for k, v in states.items()})
+        return {name: value.cpu().contiguous() for name, value in gathered.items()}
 
     def _restore(self) -> None:
-        loaded = self.checkpoints.load(self.model, self.optimizer)
-        if loaded is None:
+        if (loaded := self.checkpoints.load(self.model, self.optimizer)) is None:
             return
         self.state, random = loaded
-        sums = {k: torch.tensor(v, dtype=torch.float64) for k, v in self.state.sums.items()}
-        self.state.sums = sums if self.main else {k: torch.zeros_like(v) for k, v in sums.items()}
+        sums = {name: torch.tensor(value, dtype=torch.float64) for name, value in self.state.sums.items()}
+        self.state.sums = sums if self.main else {name: torch.zeros_like(value) for name, value in sums.items()}
         if random["cpu"].shape[0] != self.world:  # another number of processes: exactness is lost, training goes on
             torch.manual_seed(self.seed + 1000 * self.state.step + self.rank)
             return

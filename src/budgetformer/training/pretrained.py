@@ -42,13 +42,12 @@ def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetFormerForSequ
     """The base with a classifier for the data's labels, before fine-tuning."""
     assert recipe.base is not None
     options = label_options(prepared, recipe)
-    labels: dict[str, Any] = {k: options[k] for k in ("id2label", "label2id", "problem_type") if k in options}
-    if prepared.data.task == "regression":
-        labels["num_labels"] = 1
+    labels = {key: value for key, value in options.items() if key != "class_weights"}
     plain, fresh = load_base(recipe.base, offline=prepared.data.source.offline, **labels)
-    digest = base_hash(plain, fresh)
-    model = retrofit(plain, **_options(options, recipe), base_name=_name(recipe.base), base_sha256=digest,
-                     base_fresh=fresh)  # fmt: skip
+    folder = Path(recipe.base).expanduser()
+    name = str(folder.resolve()) if folder.is_dir() else recipe.base
+    source = {"base_name": name, "base_sha256": base_hash(plain, fresh), "base_fresh": fresh}
+    model = retrofit(plain, **{**options, **recipe.model, **source})
     _check(prepared, recipe, model, fresh)
     return model, None
 
@@ -77,8 +76,8 @@ def build_budgeted(
     elif recipe.selects_heads and _option(recipe, "distill_weight"):  # exits learn from the model's own last stage
         with torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
             teacher = score(TorchEngine(model), prepared.splits["train"]).logits
-    known = {k: getattr(model.config, k) for k in ("base_name", "base_sha256", "base_fresh")}
-    budgeted = retrofit(model.plain(), **_options(label_options(prepared, recipe), recipe), **known)
+    source = {k: getattr(model.config, k) for k in ("base_name", "base_sha256", "base_fresh")}
+    budgeted = retrofit(model.plain(), **{**label_options(prepared, recipe), **recipe.model, **source})
     _check(prepared, recipe, budgeted, budgeted.config.base_fresh)
     if budgeted.config.gate.ranks_layers:
         batches = sample_batches(prepared.splits["train"], budgeted, rows=1024)
@@ -94,10 +93,6 @@ def sample_batches(
     lengths = table.lengths[sample]
     for batch in eval_plan(lengths, token_budget=max(_BATCH_TOKENS, int(lengths.max(initial=1)))):
         yield collate(table, sample[batch], model.config.pad_token_id or 0).tensors()
-
-
-def _options(labels: dict[str, Any], recipe: Recipe) -> dict[str, Any]:
-    return {**labels, **recipe.model}
 
 
 def _option(recipe: Recipe, name: str) -> Any:
@@ -117,9 +112,3 @@ def _check(prepared: Prepared, recipe: Recipe, model: BudgetFormerForSequenceCla
         )
     if recipe.delta:
         model.keep_base(fresh)
-
-
-def _name(base: str) -> str:
-    """A directory by its whole path, a hub name as it is."""
-    folder = Path(base).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else base

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,8 +24,9 @@ def _whole(default: int | None, least: int = 1, *, or_none: bool = False) -> Any
     return _field(default, words, lambda v: (or_none and v is None) or (type(v) is int and v >= least))
 
 
-def _above_zero(default: float) -> Any:
-    return _field(default, "a number above 0", lambda v: type(v) in (int, float) and v > 0)
+def _above_zero(default: float, *, or_none: bool = False) -> Any:
+    words = f"a number above 0{', or none' * or_none}"
+    return _field(default, words, lambda v: (or_none and v is None) or (type(v) in (int, float) and v > 0))
 
 
 def _choice(*allowed: str) -> Any:
@@ -38,9 +39,8 @@ class Recipe:
 
     preset: str = "small"
     epochs: int = _whole(4)
-    batch_size: int | None = _whole(
-        64, or_none=True
-    )  # rows of one optimiser step, whatever the processes and accumulation
+    # Rows of one optimiser step, whatever the processes and accumulation.
+    batch_size: int | None = _whole(64, or_none=True)
     token_budget: int | None = _whole(None, or_none=True)  # or: padded tokens of one optimiser step
     accumulate: int = _whole(1)  # pieces that a step's batch is computed in, to save memory
     learning_rate: float = _above_zero(1e-3)
@@ -49,9 +49,7 @@ class Recipe:
     schedule: Literal["linear", "constant"] = _choice("linear", "constant")
     warmup: int = _whole(200, least=0)  # steps; at most a tenth of the run
     weight_decay: float = _field(0.01, "a number that is not negative", lambda v: type(v) in (int, float) and v >= 0)
-    clip: float | None = _field(
-        1.0, "a number above 0, or none for no clipping", lambda v: v is None or (type(v) in (int, float) and v > 0)
-    )
+    clip: float | None = _above_zero(1.0, or_none=True)
     precision: Literal["fp32", "bf16", "fp16"] = _choice("fp32", "bf16", "fp16")
     class_weights: Literal["none", "balanced"] = _choice("none", "balanced")
     patience: int | None = _whole(None, or_none=True)  # stop after this many epochs without a better validation score
@@ -72,10 +70,8 @@ class Recipe:
             if rule.metadata and not rule.metadata["holds"](value):
                 raise UsageError(f"{rule.name}={value!r}: give {rule.metadata['words']}")
         if (self.batch_size is None) == (self.token_budget is None):
-            raise UsageError(
-                f"batch_size={self.batch_size} and token_budget={self.token_budget}: give one of the two "
-                "(and 'none' for the other)"
-            )
+            sizes = f"batch_size={self.batch_size} and token_budget={self.token_budget}"
+            raise UsageError(f"{sizes}: give one of the two (and 'none' for the other)")
         if (self.base is None) == (self.preset == "base"):
             raise UsageError(f"preset={self.preset!r} with base={self.base!r}: {_TOGETHER}")
         if not isinstance(self.delta, bool) or (self.delta and self.base is None):
@@ -87,44 +83,37 @@ class Recipe:
     ) -> Recipe:
         """A preset, changed by a TOML file, by KEY=VALUE words, and by flags that are not None, in that order."""
         written = _read_toml(file) if file else {}
-        name = preset or written.get("preset") or "small"
         base = flags.get("base") or written.get("base")
-        if base is not None and (preset or "base") == "base":
-            recipe = _BASE
-        elif base is not None or name == "base":
-            raise UsageError(f"preset={name!r} with base={base!r}: {_TOGETHER}")
-        elif name in PRESETS:
-            recipe = PRESETS[name]
-        else:
-            raise UsageError(f"preset {name!r} is not known: give one of {', '.join(PRESETS)}")
-        recipe = recipe.changed({k: v for k, v in written.items() if k != "preset"}, where=str(file))
+        named = preset or ("base" if base is not None else written.get("preset", "small"))
+        if (base is None) == (named == "base"):
+            raise UsageError(f"preset={named!r} with base={base!r}: {_TOGETHER}")
+        if named != "base" and named not in PRESETS:
+            raise UsageError(f"preset {named!r} is not known: give one of {', '.join(PRESETS)}")
+        recipe = PRESETS.get(named, _BASE).changed({k: v for k, v in written.items() if k != "preset"}, str(file))
         for word in changes:
             key, equals, value = word.partition("=")
             if not equals:
                 raise UsageError(f"--set {word!r}: write KEY=VALUE, for example epochs=5 or model.gates.min_heads=0")
-            recipe = recipe.changed(_nested(key.strip(), _value(value.strip())), where="--set")
+            nested = _value(value.strip())
+            for name in reversed(key.strip().split(".")):  # a.b=1 changes {"a": {"b": 1}}
+                nested = {name: nested}
+            recipe = recipe.changed(nested, where="--set")
         return recipe.changed({key: value for key, value in flags.items() if value is not None}, where="the flags")
 
     def changed(self, changes: Mapping[str, Any], where: str) -> Recipe:
         """This recipe with some keys changed; `model` is merged."""
-        known = {f.name for f in fields(self)}
-        for key in changes:
-            if key not in known:
-                near = difflib.get_close_matches(key, known, n=1)
-                hint = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(known))}"
-                raise UsageError(f"{where}: key {key!r} is not known: {hint}")
+        check_known(changes, {f.name for f in fields(self)}, f"{where}: key")
         merged = dict(changes)
         if "model" in merged:
-            if not isinstance(merged["model"], Mapping):
-                raise UsageError(f"{where}: model={merged['model']!r} must be a table of model options")
             merged["model"] = self._merged_model(merged["model"], where)
-        if merged.get("token_budget") is not None and "batch_size" not in merged:
-            merged["batch_size"] = None
-        if merged.get("batch_size") is not None and "token_budget" not in merged:
-            merged["token_budget"] = None
+        for size, other in (("token_budget", "batch_size"), ("batch_size", "token_budget")):
+            if merged.get(size) is not None:
+                merged.setdefault(other, None)
         return replace(self, **merged)
 
-    def _merged_model(self, changes: Mapping[str, Any], where: str) -> dict[str, Any]:
+    def _merged_model(self, changes: Any, where: str) -> dict[str, Any]:
+        if not isinstance(changes, Mapping):
+            raise UsageError(f"{where}: model={changes!r} must be a table of model options")
         model = {**self.model, **changes}
         if "gates" in changes:
             from budgetformer.models.gates import merge
@@ -191,6 +180,14 @@ _BASE = Recipe(
 )  # fmt: skip
 
 
+def check_known(names: Iterable[str], known: Collection[str], what: str) -> None:
+    """Refuse the first name that is not known, with the nearest one that is."""
+    for name in (name for name in names if name not in known):
+        near = difflib.get_close_matches(name, known, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known: {', '.join(sorted(known))}"
+        raise UsageError(f"{what} {name!r} is not known: {hint}")
+
+
 def _read_toml(file: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(file.read_text(encoding="utf-8"))
@@ -198,12 +195,6 @@ def _read_toml(file: Path) -> dict[str, Any]:
         raise UsageError(f"recipe {file} does not exist") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, OSError) as error:
         raise UsageError(f"recipe {file} cannot be read: {error}") from None
-
-
-def _nested(key: str, value: Any) -> dict[str, Any]:
-    """a.b.c and a value as {"a": {"b": {"c": value}}}."""
-    head, dot, rest = key.partition(".")
-    return {head: _nested(rest, value)} if dot else {key: value}
 
 
 def _value(text: str) -> Any:

@@ -17,21 +17,21 @@ import torch
 from accelerate import Accelerator
 from safetensors.torch import load_file
 
-from budgetformer.data import DataSource, load_tokenizer
+from budgetformer.data import DataSource, encode_split
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
 from budgetformer.models import calibrate_thresholds, read_base
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_files, write_json
+from budgetformer.runs.run import Run
+from budgetformer.training import record as records
 from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.depth import fit_exit_rule, fit_words_stage
 from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe, sample_batches
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.record import begun_record, claim, has_begun, identity_of, record_of, write_training_rows
-from budgetformer.training.results import evaluate_run, publish, summarize_seeds
 
 _CHECKED_ROWS = 64  # rows whose predictions must be the same after saving and loading
 
@@ -66,7 +66,7 @@ def train(
 
     with accelerator.main_process_first():  # the others must not claim what the first has begun to fill
         if accelerator.is_main_process:
-            claim(folder, resume)
+            records.claim(folder, resume)
         prepared = prepare(source, recipe, folder, log)
     session = _Session(prepared, source.seed if seed is None else seed, accelerator, log, resume, tensorboard, quiet,
                        evaluate)  # fmt: skip
@@ -77,7 +77,7 @@ def train(
         if with_baseline and recipe.selects_heads:
             log("the dense twin, on the same data in the same order:")
             twin = session.fit(recipe.without_gates(), folder / "baseline")
-    result = publish(prepared, folder, ours, twin) if accelerator.is_main_process and evaluate else {}
+    result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
     accelerator.wait_for_everyone()
     return result
 
@@ -86,13 +86,13 @@ def train_seeds(
     source: DataSource, recipe: Recipe, folder: Path, seeds: int, *, resume: bool = False, **options: Any
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Repeat with several training seeds on the same splits; each in its own directory, the spread in seeds.json."""
-    results = []
-    for seed in range(source.seed, source.seed + seeds):
+    results, numbers = [], list(range(source.seed, source.seed + seeds))
+    for seed in numbers:
         place = folder / f"seed-{seed}"
-        results.append(train(source, recipe, place, seed=seed, resume=resume and has_begun(place), **options))
+        results.append(train(source, recipe, place, seed=seed, resume=resume and records.has_begun(place), **options))
     if not results[0]:  # not the main process
         return results, {}
-    summary = {"seeds": list(range(source.seed, source.seed + seeds)), "models": summarize_seeds(results)}
+    summary = {"seeds": numbers, "models": records.summarize_seeds(results)}
     write_json(folder / "seeds.json", summary)
     return results, summary
 
@@ -116,15 +116,14 @@ class _Session:
         if recipe.dense_epochs:
             self.log(f"{recipe.base} with all heads:")
             dense, plain = folder / "baseline", dense_recipe(recipe)
-            twin = self.fit(plain, dense, build=lambda: build_dense(self.prepared, plain))
+            twin = self.fit(plain, dense, lambda: build_dense(self.prepared, plain))
             self.log("with head budgets, from there:")
-        return self.fit(recipe, folder, build=lambda: build_budgeted(self.prepared, recipe, dense)), twin
+        return self.fit(recipe, folder, lambda: build_budgeted(self.prepared, recipe, dense)), twin
 
     def fit(
         self,
         recipe: Recipe,
         folder: Path,
-        *,
         build: Callable[[], Built] | None = None,
         on_finished: OnFinished | None = None,
     ) -> Scores | None:
@@ -133,18 +132,19 @@ class _Session:
         Returns what it did on the final split, on the main process.
         """
         prepared, record_file, main = self.prepared, folder / "run.json", self.accelerator.is_main_process
-        identity = identity_of(prepared, recipe, self.seed)
-        if self.resume and (begun := begun_record(folder)):
+        identity = records.identity_of(prepared, recipe, self.seed)
+        if self.resume and (begun := records.begun_record(folder)):
             check_identity(begun["identity"], identity)
             if begun["status"] == "done":
                 self.log(f"{folder} is finished")
-                if not (main and self.evaluate):
-                    return None
-                return score(TorchEngine(_load(prepared, folder)), prepared.splits[prepared.final])
+                again = main and self.evaluate
+                return score(Run.open(folder).engine(), prepared.splits[prepared.final]) if again else None
         with named_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(self.seed)
-        model, teacher = build() if build else (_new_model(prepared, recipe), None)
+        model, teacher = (
+            build() if build else (BudgetFormerForSequenceClassification(make_config(prepared, recipe)), None)
+        )
         with self.accelerator.main_process_first():  # it fits, the others read
             rows = fit_words_stage(
                 model, prepared.splits["train"], folder / "checkpoints" / "words.safetensors", self.seed
@@ -153,9 +153,9 @@ class _Session:
             model, rows, prepared.splits["validation"], recipe, folder, identity, seed=self.seed,
             accelerator=self.accelerator, tensorboard=self.tensorboard, quiet=self.quiet, teacher=teacher,
         )  # fmt: skip
-        record = {**record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
+        record = {**records.record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
         if main:
-            write_training_rows(prepared, folder)
+            records.write_training_rows(prepared, folder)
             write_json(record_file, record)
         try:
             fit.run(resume=self.resume)
@@ -166,8 +166,8 @@ class _Session:
             raise
         outcome = None
         if main:
-            _keep(prepared, recipe, folder, fit)
-            outcome = evaluate_run(prepared, folder, fit.model) if self.evaluate else None
+            _save_model(prepared, recipe, folder, fit)
+            outcome = records.evaluate_run(prepared, folder, fit.model) if self.evaluate else None
             if on_finished is not None and outcome is not None:
                 on_finished(prepared, folder, fit.model, outcome)
             write_json(record_file, {**record, "training": fit.facts, "status": "done"})
@@ -176,17 +176,13 @@ class _Session:
         return outcome
 
 
-def _new_model(prepared: Prepared, recipe: Recipe) -> BudgetFormerForSequenceClassification:
-    return BudgetFormerForSequenceClassification(make_config(prepared, recipe))
-
-
-def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
+def _save_model(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     """Keep the chosen model, and check that it loads and predicts the same."""
     write_directory(fit.checkpoints.folder / "last", fit.save_model)
     if recipe.keep == "best":
         best = fit.checkpoints.best(fit.state)
-        whole = not fit.model.config.delta  # the rest of a delta's weights never changed
-        fit.model.load_state_dict(load_file(best / "model.safetensors"), strict=whole)
+        complete = not fit.model.config.delta  # the rest of a delta's weights never changed
+        fit.model.load_state_dict(load_file(best / "model.safetensors"), strict=complete)
         fit.model.config.training_progress = type(fit.model.config).from_pretrained(best).training_progress
     if fit.model.config.gate.ranks_layers:
         calibrate_thresholds(fit.model, sample_batches(prepared.splits["train"], fit.model, rows=256))
@@ -197,23 +193,14 @@ def _keep(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     _check_reload(prepared, folder, fit.model)
 
 
-def _load(prepared: Prepared, folder: Path) -> BudgetFormerForSequenceClassification:
-    return BudgetFormerForSequenceClassification.from_pretrained(folder, offline=prepared.data.source.offline)
-
-
 def _check_reload(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> None:
     """The saved directory alone must give the same predictions, from text to logits."""
-    loaded = _load(prepared, folder)
-    loaded.to(model.device)  # type: ignore[arg-type]
-    tokenizer = load_tokenizer(folder, offline=True)
-    validation = prepared.splits["validation"]
-    rows = np.arange(min(_CHECKED_ROWS, len(validation)))
-    sample = validation.select(rows)
-    limit = int(validation.lengths.max())
-    for row, example in zip(rows, prepared.data.splits["validation"].examples(), strict=False):
-        ids = tokenizer(example.text, example.text_pair, truncation=True, max_length=limit)["input_ids"]
-        start, end = validation.offsets[row], validation.offsets[row + 1]
-        if ids[: end - start] != validation.tokens[start:end].tolist():
-            raise ModelError(f"{folder}: the saved tokenizer does not give the ids that the model was trained on")
-    if not np.array_equal(score(TorchEngine(loaded), sample).logits, score(TorchEngine(model), sample).logits):
+    run, rows = Run.open(folder), np.arange(min(_CHECKED_ROWS, len(prepared.splits["validation"])))
+    expected = prepared.splits["validation"].select(rows)
+    examples = prepared.data.splits["validation"].select(rows)
+    table = encode_split(examples, prepared.data, run.tokenizer, run.max_length)
+    if not np.array_equal(table.tokens, expected.tokens):
+        raise ModelError(f"{folder}: the saved tokenizer does not give the ids that the model was trained on")
+    engine = run.engine(str(model.device))
+    if not np.array_equal(score(engine, table).logits, score(TorchEngine(model), expected).logits):
         raise ModelError(f"{folder}: the reloaded model predicts differently from the one that was trained")
