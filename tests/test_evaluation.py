@@ -13,9 +13,9 @@ import torch
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.cost.flops import count
 from budgetformer.data import TokenTable
-from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.scores import Scores, model_shape, score
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.evaluate import cost_of, evaluate, is_correct, mcnemar, model_shape, proportion, row_losses, summarize
+from budgetformer.evaluate import cost_of, evaluate, is_correct, mcnemar, proportion, row_losses, summarize
 from tests.tables import make_table
 
 

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from budgetformer.cost.flops import count
-from budgetformer.evaluate import mcnemar, model_shape
+from budgetformer.engine.scores import model_shape
+from budgetformer.evaluate import mcnemar
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.training.recipe import PRESETS
 from budgetformer_reproduction.cells import TFIDF, Cell, Plan

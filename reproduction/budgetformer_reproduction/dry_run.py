@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from budgetformer.cost.flops import count
-from budgetformer.evaluate import model_shape
+from budgetformer.engine.scores import model_shape
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.training.loop import make_optimizer
 from budgetformer_reproduction.cells import TFIDF, Cell, Plan

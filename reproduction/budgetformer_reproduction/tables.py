@@ -92,10 +92,10 @@ def _papers_count(plan: Plan, name: str, ours: Sequence[Done]) -> dict[Any, Any]
     shape = Shape(*(model.get(key, usual) for key, usual in zip(keys, (4, 8, 768, 3072), strict=True)))
 
     def here(s: float, *, gated: bool) -> float:
-        return len(ours[0].correct) * papers_count(training.max_length, s, gated=gated, shape=shape)
+        return float(len(ours[0].correct) * papers_count(training.max_length, s, gated=gated, shape=shape))
 
     def there(done: Done) -> float:
-        return printed.test_rows * papers_count(printed.tokens, done.s_mean, gated=True)
+        return float(printed.test_rows * papers_count(printed.tokens, done.s_mean, gated=True))
 
     dense, dense_there = here(1.0, gated=False), printed.test_rows * papers_count(printed.tokens)
     return {

@@ -46,10 +46,10 @@ def operating_points(folder: Path) -> dict[str, str]:
         raise ModelError(f"{file} cannot be read ({error!r}): calibrate the run again") from None
 
 
-def named_dial(text: str | None, points: Mapping[str, str]) -> Dial:
+def named_dial(text: str | float | None, points: Mapping[str, str]) -> Dial:
     """A dial as it is written, or the name of an operating point."""
     try:
-        return Dial.parse(points.get(text, text) if text else text)
+        return Dial.parse(points.get(text, text) if isinstance(text, str) else text)
     except UsageError as error:
         known = f"; or one of this run's points: {', '.join(points)}" if points else ""
         raise UsageError(f"{error}{known}") from None

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.cost.flops import Shape, count, papers_count
+from budgetformer.cost.flops import count, papers_count
 from budgetformer.data.dataset import Split
 from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.answers import named, predicted
-from budgetformer.engine.scores import Engine, Floats, Scores, score
+from budgetformer.engine.scores import Engine, Floats, Scores, executed_flops, model_shape, score
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
 
@@ -239,62 +239,31 @@ def _exits(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any] | None:
     }
 
 
-def model_shape(config: BudgetFormerConfig) -> Shape:
-    """The sizes of a config that FLOPs depend on."""
-    return Shape(
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        width=config.hidden_size,
-        inner=config.intermediate_size,
-        labels=config.labels,
-        budget_net=config.gate.has_budget_net,
-        scorer=config.gate.has_scorer,
-        words=bool(config.exits and config.stages.words),
-    )
-
-
 def cost_of(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
     """Mean FLOPs per text: whole model, executed heads, real lengths; and the paper's own count at the same lengths."""
-    shape, lengths, stages = model_shape(config), scores.table.lengths, config.stages
-    plain = not config.gate.selects
-    totals = {"selective": 0.0, "paper_style": 0.0, "dense": 0.0, "attention": 0.0, "attention_dense": 0.0}
-    exits = np.full(len(lengths), len(stages.depths) - 1) if scores.exits is None else scores.exits
-    for stage in np.unique(exits):
-        at = exits == stage
-        path = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
-        for n, rows, k in _by_length(lengths[at], scores.heads[at]):
-            ours = count(shape, n, k, "dense" if plain else "selective", **path)
-            dense = count(replace(shape, words=False), n, k, "dense")
-            totals["selective"] += rows * ours.total
-            totals["paper_style"] += rows * count(shape, n, k, "dense" if plain else "paper", **path).total
-            totals["dense"] += rows * dense.total
-            totals["attention"] += rows * (ours.attention + ours.gates)
-            totals["attention_dense"] += rows * dense.attention
-    rows = max(1, len(lengths))
+    shape, lengths, plain = model_shape(config), scores.table.lengths, not config.gate.selects
+    dense = count(replace(shape, words=False), lengths, (), "dense")
+    ours, paper_style, attention = (np.zeros(len(lengths)) for _ in range(3))
+    for rows, flops in executed_flops(scores, config, "dense" if plain else "selective"):
+        ours[rows], attention[rows] = flops.total, flops.attention + flops.gates
+    for rows, flops in executed_flops(scores, config, "dense" if plain else "paper"):
+        paper_style[rows] = flops.total
+    texts = max(1, len(lengths))
+    total, total_attention = max(1.0, np.sum(dense.total)), np.sum(dense.attention)
     result = {
-        "flops_per_text": totals["selective"] / rows,
-        "flops_per_text_dense": totals["dense"] / rows,
-        "flops_ratio": totals["selective"] / max(1.0, totals["dense"]),
-        "flops_per_text_paper_style": totals["paper_style"] / rows,
-        "attention_flops_ratio": totals["attention"] / max(1.0, totals["attention_dense"]),
-        "attention_share_of_dense": totals["attention_dense"] / max(1.0, totals["dense"]),
+        "flops_per_text": float(ours.sum() / texts),
+        "flops_per_text_dense": float(np.sum(dense.total) / texts),
+        "flops_ratio": float(ours.sum() / total),
+        "flops_per_text_paper_style": float(paper_style.sum() / texts),
+        "attention_flops_ratio": float(attention.sum() / max(1.0, total_attention)),
+        "attention_share_of_dense": float(total_attention / total),
         "mean_tokens": float(lengths.mean()) if len(lengths) else 0.0,
     }
     if scores.budget is not None:
-        counts = (
-            papers_count(int(n), float(s), gated=not plain, shape=shape)
-            for n, s in zip(lengths, scores.budget.mean(1), strict=True)
-        )
-        result["papers_count_per_text"] = sum(counts) / rows
+        s = scores.budget.mean(1)
+        counts = papers_count(lengths, s.astype(np.float64), gated=not plain, shape=shape)
+        result["papers_count_per_text"] = float(np.sum(counts) / texts)
     return result
-
-
-def _by_length(lengths: NDArray[Any], heads: NDArray[Any]) -> list[tuple[int, int, list[float]]]:
-    """For each length: the number of rows and their mean heads in each layer."""
-    values, inverse, rows = np.unique(lengths, return_inverse=True, return_counts=True)
-    sums = np.zeros((len(values), heads.shape[1]))
-    np.add.at(sums, inverse, heads)
-    return [(int(n), int(r), list(s / r)) for n, r, s in zip(values, rows, sums, strict=True)]
 
 
 def mcnemar(ours: Sequence[bool] | NDArray[Any], theirs: Sequence[bool] | NDArray[Any]) -> dict[str, Any]:

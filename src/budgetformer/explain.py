@@ -16,10 +16,9 @@ import torch
 from budgetformer.cost.flops import count
 from budgetformer.data.tokens import truncating_tokenizer
 from budgetformer.engine.answers import named, rounded
-from budgetformer.engine.scores import probabilities_of
+from budgetformer.engine.scores import model_shape, probabilities_of
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
-from budgetformer.evaluate import model_shape
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 

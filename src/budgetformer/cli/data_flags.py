@@ -11,7 +11,10 @@ import typer
 
 from budgetformer.data.locate import DataSource
 
-BUDGET = "learned, full, fixed:X, max:X, mean:X, or an operating point's name (see calibrate)."
+BUDGET = (
+    "A share of the dense model's cost such as 0.3, learned, full, an operating point's name (see calibrate), or, for "
+    "heads, fixed:X, max:X, mean:X."
+)
 HELP = {
     "data": "A CSV, TSV, JSON lines (also .gz, .xz) or Parquet file, a directory of train/validation/test files, "
     "a named data set (imdb, ag_news, dbpedia_14, snli, yelp_review_full), demo:imdb, demo:rotten_tomatoes, "

@@ -103,7 +103,7 @@ def _one(predictor: Predictor, text: str, pair: str | None, top: int, probabilit
     from budgetformer.engine.answers import Columns
 
     scorer = predictor.scorer
-    answers = Columns(scorer.task, scorer.labels, top=top, probabilities=probabilities)
+    answers = Columns(scorer.config, scorer.labels, top=top, probabilities=probabilities)
     predictor.run.check_pairs(pair is not None, "--text-pair")
     scores = scorer.score([text], None if pair is None else [pair])
     answer = dict(zip(answers.kinds, next(answers.rows(scores)), strict=True))

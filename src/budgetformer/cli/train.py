@@ -27,6 +27,10 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Rows of one optimiser step.")] = None,
     learning_rate: Annotated[float | None, typer.Option("--lr", help="The learning rate.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of a text; longer ones are cut.")] = None,
+    exits: Annotated[
+        str | None, typer.Option(help="Layers after which texts may leave, such as 2,4; none: no exits and no words.")
+    ] = None,
+    no_words: Annotated[bool, typer.Option("--no-words", help="No stage of words before the first layer.")] = False,
     tokenizer: Annotated[
         str | None, typer.Option(help="A tokenizer's name or directory, or a vocab.txt (default: trained here).")
     ] = None,
@@ -46,8 +50,8 @@ def train(
     from budgetformer.training.run import train_seeds
 
     chosen = Recipe.make(
-        preset, recipe, changes or (), epochs=epochs, batch_size=batch_size, learning_rate=learning_rate,
-        max_length=max_length, tokenizer=tokenizer, base=base,
+        preset, recipe, [*(changes or ()), *_exit_changes(exits, no_words)], epochs=epochs, batch_size=batch_size,
+        learning_rate=learning_rate, max_length=max_length, tokenizer=tokenizer, base=base,
     )  # fmt: skip
     options: dict[str, Any] = {"with_baseline": with_baseline, "resume": resume, "tensorboard": tensorboard}
     if seeds > 1:
@@ -58,3 +62,11 @@ def train(
     result = train_run(source, chosen, output, **options)
     if result:  # only the main process has one
         print_json(result) if as_json else print_result(result, output)
+
+
+def _exit_changes(exits: str | None, no_words: bool) -> list[str]:
+    """--exits and --no-words as changes to the recipe."""
+    if exits == "none":
+        return ["model.exits=none"]
+    layers = [] if exits is None else [f"model.exits.layers=[{exits}]"]
+    return [*layers, *(["model.exits.words=false"] if no_words else [])]

@@ -7,9 +7,10 @@ executed heads attend) and `selective` (a head that is not executed needs no pro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
+Number = Any  # a number, or an array of one for each text
 Execution = Literal["dense", "paper", "selective"]
 
 
@@ -32,27 +33,27 @@ class Shape:
 class Flops:
     """The count for one text, by part."""
 
-    gates: float
-    projections: float
-    scores: float
-    feedforward: float
-    classifier: float
-    exits: float = 0.0  # words, and the heads of exits
+    gates: Number
+    projections: Number
+    scores: Number
+    feedforward: Number
+    classifier: Number
+    exits: Number = 0.0  # words, and the heads of exits
 
     @property
-    def attention(self) -> float:
+    def attention(self) -> Number:
         """What head budgets can save: projections and scores."""
         return self.projections + self.scores
 
     @property
-    def total(self) -> float:
-        return float(sum(asdict(self).values()))
+    def total(self) -> Number:
+        return sum(getattr(self, part.name) for part in fields(self))
 
 
 def count(
     shape: Shape,
-    tokens: float,
-    heads: Sequence[float],
+    tokens: Number,
+    heads: Sequence[Number],
     execution: Execution = "selective",
     *,
     layers: int | None = None,
@@ -61,7 +62,8 @@ def count(
     """FLOPs of one text of `tokens` real tokens that executes `heads[l]` heads in layer l.
 
     Of `layers` only so many run (None: all), and `exits` heads of exits are evaluated on the way. All parts are linear
-    in the number of heads, so a mean number is as good as a whole one at a given length.
+    in the number of heads, so a mean number is as good as a whole one at a given length. `tokens` and `heads[l]` may be
+    arrays, for many texts at once.
     """
     N, D = tokens, shape.width
     depth = shape.layers if layers is None else layers
@@ -86,7 +88,7 @@ def count(
 _PAPER = Shape()
 
 
-def papers_count(tokens: int, budget: float = 1.0, *, gated: bool = False, shape: Shape = _PAPER) -> float:
+def papers_count(tokens: Number, budget: Number = 1.0, *, gated: bool = False, shape: Shape = _PAPER) -> Number:
     """The paper's own count for one text of `tokens` (padded) positions at mean budget s: attention alone, the
     projections in full, one FLOP a multiply-accumulate.
 

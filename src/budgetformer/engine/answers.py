@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.engine.scores import Scores
+from budgetformer.engine.scores import Scores, cost_shares
 from budgetformer.errors import DataError, UsageError
+from budgetformer.models.config import BudgetFormerConfig
 
 PREFIX = "predicted_"
 THRESHOLD = 0.5  # a label of several is answered where its probability is above
@@ -50,10 +51,14 @@ class Columns:
     """The columns that predict adds: their kinds by name, and their values row by row.
 
     label and score (several of each for `top`; lists for multi-label; no label for regression), p_LABEL for each
-    label if `probabilities`, heads (executed of all possible) and cut.
+    label if `probabilities`, heads (executed of all possible) and cut; of a model with exits the stage at which a text
+    left and its cost, as a share of the dense model's.
     """
 
-    def __init__(self, task: str, labels: Sequence[str], *, top: int = 1, probabilities: bool = False) -> None:
+    def __init__(
+        self, config: BudgetFormerConfig, labels: Sequence[str], *, top: int = 1, probabilities: bool = False
+    ) -> None:
+        self.config, task = config, config.task
         self.task, self.labels, self.top, self.probabilities = task, list(labels), top, probabilities
         single = task == "single_label_classification"
         if top != 1 and not single:
@@ -70,6 +75,7 @@ class Columns:
             self.kinds[f"score{ending}"] = "numbers" if task.startswith("multi") else "number"
         self.kinds |= {f"p_{label}": "number" for label in labels if probabilities}
         self.kinds |= {"heads": "number", "cut": "flag"}
+        self.kinds |= {"exit": "text", "cost": "number"} if config.exits else {}
 
     def names(self, present: Sequence[str]) -> list[str]:
         """The columns' names beside those of the input: one that is taken gets a prefix."""
@@ -96,6 +102,9 @@ class Columns:
         if self.probabilities:
             columns += values.T.tolist()
         columns += [np.round(scores.head_share.astype(np.float64), DECIMALS).tolist(), scores.table.truncated.tolist()]
+        if self.config.exits:
+            names, costs = self.config.stages.names, cost_shares(scores, self.config).astype(np.float64)
+            columns += [[names[stage] for stage in scores.exits_per_text], np.round(costs, DECIMALS).tolist()]
         return zip(*columns, strict=True)
 
 

@@ -5,6 +5,7 @@ Shapes: T texts, P pieces (see data/tokens.py), B pieces of a batch, C outputs, 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetformer.cost.flops import Execution, Flops, Shape, count
 from budgetformer.data.batches import Batch, Rows, collate, eval_plan
 from budgetformer.data.tokens import TokenTable
 from budgetformer.exits import Exits
@@ -92,6 +94,13 @@ class Scores:
         return np.rint(sums / pieces[:, None]).astype(np.int16)
 
     @property
+    def exits_per_text(self) -> NDArray[np.int64]:
+        """The stage at which each text left, of one read in windows the latest. (T,)."""
+        assert self.exits is not None
+        pieces = self.table.pieces
+        return self.exits if pieces is None else np.maximum.reduceat(self.exits, np.cumsum(pieces) - pieces)
+
+    @property
     def head_share(self) -> Floats:
         """Executed heads of all possible ones. (T,)."""
         share: Floats = (self.heads.mean(1) / self.num_heads).astype(np.float32)
@@ -126,6 +135,45 @@ def leave_early(scores: Scores, stages: Exits, limit: float) -> Scores:
         entropy=None if scores.entropy is None else scores.entropy * ran,
         exits=exits,
     )
+
+
+def model_shape(config: BudgetFormerConfig) -> Shape:
+    """The sizes of a config that FLOPs depend on."""
+    return Shape(
+        layers=config.num_hidden_layers,
+        heads=config.num_attention_heads,
+        width=config.hidden_size,
+        inner=config.intermediate_size,
+        labels=config.labels,
+        budget_net=config.gate.has_budget_net,
+        scorer=config.gate.has_scorer,
+        words=bool(config.exits and config.stages.words),
+    )
+
+
+def executed_flops(
+    scores: Scores, config: BudgetFormerConfig, execution: Execution
+) -> Iterator[tuple[NDArray[np.int64], Flops]]:
+    """The FLOPs of each piece, for the pieces that left at one stage after the other: their numbers, and arrays."""
+    stages, shape = config.stages, model_shape(config)
+    last = len(stages.depths) - 1
+    for stage in range(last + 1):
+        rows = np.flatnonzero((np.full(len(scores.heads), last) if scores.exits is None else scores.exits) == stage)
+        path = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
+        yield rows, count(shape, scores.table.lengths[rows], list(scores.heads[rows].T), execution, **path)
+
+
+def cost_shares(scores: Scores, config: BudgetFormerConfig) -> Floats:
+    """What each text cost, as a share of the dense model's FLOPs for it. (T,)."""
+    lengths, used = scores.table.lengths, np.zeros(len(scores.heads))
+    for rows, flops in executed_flops(scores, config, "selective" if config.gate.selects else "dense"):
+        used[rows] = flops.total
+    dense = np.asarray(count(replace(model_shape(config), words=False), lengths, (), "dense").total, float)
+    if (pieces := scores.table.pieces) is not None:
+        first = np.cumsum(pieces) - pieces
+        used, dense = np.add.reduceat(used, first), np.add.reduceat(dense, first)
+    shares: Floats = (used / dense).astype(np.float32)
+    return shares
 
 
 def score(

@@ -84,7 +84,7 @@ class Predictor:
             shutil.rmtree(f"{output}.parts", ignore_errors=True)  # where a kill came between the end and tidying up
             log(f"{output} is finished")
             return None
-        answers = Columns(self.scorer.task, self.scorer.labels, top=request.top, probabilities=request.probabilities)
+        answers = Columns(self.scorer.config, self.scorer.labels, top=request.top, probabilities=request.probabilities)
         bad = BadRows(source.bad_rows, quarantine_file(source, output))
         number, of = read_shard(request.shard)
         data = open_input(source, self.run.text_columns, split=request.split, shard=(number, of), bad=bad)

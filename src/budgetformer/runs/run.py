@@ -21,7 +21,7 @@ from budgetformer.data.splits import overlap, sample_rows
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.onnx import OnnxEngine
 from budgetformer.engine.scorer import Scorer
-from budgetformer.engine.scores import Engine, Scores, score
+from budgetformer.engine.scores import Engine, Scores, cost_shares, score
 from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.export.verify import CheckRows, made_up_rows
@@ -69,6 +69,8 @@ class Predictions:
     probabilities: NDArray[np.float64] | None  # (T, C), in the order of the run's labels; None for regression
     heads: NDArray[np.float32]  # (T,) executed attention heads, as a share of all
     truncated: NDArray[np.bool_]  # (T,) whether the text was longer than the model reads
+    exits: list[str] | None  # the stage at which each text left; None for a model without exits
+    cost: NDArray[np.float32]  # (T,) FLOPs, as a share of the dense model's for the same text
 
 
 class Run:
@@ -135,7 +137,7 @@ class Run:
         folder = self.folder / "baseline"
         return Run.open(folder) if (folder / "config.json").exists() else None
 
-    def budget(self, text: str | Dial | None) -> Dial:
+    def budget(self, text: str | float | Dial | None) -> Dial:
         """A budget as it is written, or the name of an operating point; None: as learned, or as exported."""
         if text is None and self.exported:
             text = str(self.record["dial"])
@@ -162,7 +164,7 @@ class Run:
         return self.scorer()
 
     def predict(
-        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, budget: str | Dial | None = None
+        self, texts: Sequence[str], pairs: Sequence[str] | None = None, *, budget: str | float | Dial | None = None
     ) -> Predictions:
         """Classify texts, each with its second text in `pairs` where the model reads pairs."""
         if isinstance(texts, str):
@@ -176,6 +178,8 @@ class Run:
             probabilities=None if self.task == "regression" else rounded(probabilities, self.task),
             heads=scores.head_share,
             truncated=scores.table.truncated,
+            exits=[self.config.stages.names[stage] for stage in scores.exits_per_text] if self.config.exits else None,
+            cost=cost_shares(scores, self.config),
         )
 
     def check_pairs(self, pairs: bool, flag: str = "pairs") -> None:
@@ -360,7 +364,7 @@ class Run:
         """The share of all heads that a budget asks to keep: a number, or mean:X."""
         with suppress(TypeError, ValueError):
             return float(budget)  # type: ignore[arg-type]
-        dial = self.budget(budget)  # type: ignore[arg-type]
+        dial = self.budget(budget)
         if dial.mode != "mean" or dial.value is None:
             raise UsageError(f"budget {dial}: give the share of all heads that are kept, such as 0.5")
         return dial.value
