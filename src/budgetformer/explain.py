@@ -20,11 +20,12 @@ from budgetformer.engine.scores import probabilities_of
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
 from budgetformer.evaluate import model_shape
-from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 MAP_BYTES = 1_500_000  # of all attention maps in one file, after base64
 _SLOT = '<script id="data" type="application/json">null</script>'

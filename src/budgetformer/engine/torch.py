@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from budgetformer.data.batches import Batch
 from budgetformer.engine.scores import Outputs
-from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.objective import relevance_entropy
+
+if TYPE_CHECKING:
+    from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 
 class TorchEngine:
