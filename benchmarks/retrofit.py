@@ -38,8 +38,9 @@ from budgetformer.data import DataSet, DataSource, collate, encode_split, load_t
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.evaluate import is_correct, proportion, summarize
-from budgetformer.models import BudgetFormerForSequenceClassification as Model
-from budgetformer.models import rank_heads, retrofit
+from budgetformer.models.importance import rank_heads
+from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
+from budgetformer.models.model import retrofit
 from budgetformer.models.sites import Budgets
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.ranking import resolve_budget

@@ -8,7 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import typer
+
 import budgetformer
+from budgetformer.cli import app
 
 SOURCE = Path(budgetformer.__file__).parent
 
@@ -149,6 +152,27 @@ def in_fresh_python(code: str) -> object:
     return json.loads(done.stdout.splitlines()[-1])
 
 
+def test_predicting_serving_and_explaining_load_no_training_code() -> None:
+    """Asked of a fresh process. transformers loads accelerate with its model classes, so these must come late."""
+    modules = ("predict.job", "serving.app", "serving.server", "estimator", "explain", "runs.run", "calibrate")
+    code = (
+        f"import sys, json, importlib\nfor name in {modules}: importlib.import_module('budgetformer.' + name)\n"
+        "import budgetformer\nbudgetformer.load, budgetformer.BudgetFormerClassifier\n"
+        "names = ('accelerate', 'budgetformer.training')\n"
+        "print(json.dumps([m for m in sys.modules if m.startswith(names)]))"
+    )
+    assert in_fresh_python(code) == []
+
+
+def test_a_run_answers_without_training_code(tiny_run: Path) -> None:
+    code = (
+        f"import sys, json, budgetformer\nrun = budgetformer.load({str(tiny_run)!r})\nrun.predict(['a fine film'])\n"
+        f"budgetformer.BudgetFormerClassifier.load({str(tiny_run)!r}).predict(['a fine film'])\n"
+        "print(json.dumps([m for m in sys.modules if m.startswith('budgetformer.training')]))"
+    )
+    assert in_fresh_python(code) == []
+
+
 def test_importing_the_package_changes_nothing() -> None:
     state = (
         "import os, sys, logging, warnings, threading, json\n"
@@ -159,6 +183,19 @@ def test_importing_the_package_changes_nothing() -> None:
         "print(json.dumps([before == after, [m for m in heavy if m in sys.modules]]))"
     )
     assert in_fresh_python(state) == [True, []]
+
+
+def test_files_are_short() -> None:
+    lines = {file: len(file.read_text(encoding="utf-8").splitlines()) for file in SOURCE.rglob("*.py")}
+    assert {str(file): count for file, count in lines.items() if count > 400} == {}
+
+
+def test_the_command_line_stays_small() -> None:
+    command = typer.main.get_command(app)
+    assert isinstance(command, typer.core.TyperGroup)
+    verbs = {"": command, **command.commands}
+    options = [f"{verb} {p.opts[0]}" for verb, c in verbs.items() for p in c.params if p.param_type_name == "option"]
+    assert len(options) <= 120, options
 
 
 def test_help_imports_nothing_heavy() -> None:

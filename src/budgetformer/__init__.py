@@ -13,15 +13,15 @@ __version__ = "0.1.0"
 _HOMES = {
     "Allocation": "budgetformer.nn.allocation",
     "BudgetFormerClassifier": "budgetformer.estimator",
-    "BudgetFormerConfig": "budgetformer.models",
+    "BudgetFormerConfig": "budgetformer.models.model",
     "BudgetFormerError": "budgetformer.errors",
-    "BudgetFormerForSequenceClassification": "budgetformer.models",
-    "BudgetFormerOutput": "budgetformer.models",
+    "BudgetFormerForSequenceClassification": "budgetformer.models.model",
+    "BudgetFormerOutput": "budgetformer.models.model",
     "Dial": "budgetformer.nn.allocation",
-    "ProgressCallback": "budgetformer.models",
+    "ProgressCallback": "budgetformer.models.model",
     "Run": "budgetformer.runs.run",
     "load": "budgetformer.runs.run",
-    "retrofit": "budgetformer.models",
+    "retrofit": "budgetformer.models.model",
     "train": "budgetformer.training.api",
 }
 __all__ = [*_HOMES, "__version__"]
@@ -29,11 +29,11 @@ __all__ = [*_HOMES, "__version__"]
 if TYPE_CHECKING:
     from budgetformer.errors import BudgetFormerError as BudgetFormerError
     from budgetformer.estimator import BudgetFormerClassifier as BudgetFormerClassifier
-    from budgetformer.models import BudgetFormerConfig as BudgetFormerConfig
-    from budgetformer.models import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
-    from budgetformer.models import BudgetFormerOutput as BudgetFormerOutput
-    from budgetformer.models import ProgressCallback as ProgressCallback
-    from budgetformer.models import retrofit as retrofit
+    from budgetformer.models.model import BudgetFormerConfig as BudgetFormerConfig
+    from budgetformer.models.model import BudgetFormerForSequenceClassification as BudgetFormerForSequenceClassification
+    from budgetformer.models.model import BudgetFormerOutput as BudgetFormerOutput
+    from budgetformer.models.model import ProgressCallback as ProgressCallback
+    from budgetformer.models.model import retrofit as retrofit
     from budgetformer.nn.allocation import Allocation as Allocation
     from budgetformer.nn.allocation import Dial as Dial
     from budgetformer.runs.run import Run as Run

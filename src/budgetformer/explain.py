@@ -19,11 +19,12 @@ from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.scores import model_shape, probabilities_of
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
-from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 MAP_BYTES = 1_500_000  # of all attention maps in one file, after base64
 _SLOT = '<script id="data" type="application/json">null</script>'

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from budgetformer.models import calibrate_thresholds, rank_heads, retrofit
+from budgetformer.models.importance import calibrate_thresholds, rank_heads
+from budgetformer.models.model import retrofit
 from tests.models.tiny import VOCAB, ragged, tiny
 
 

@@ -8,8 +8,8 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from budgetformer.models import BudgetFormerForSequenceClassification as Model
-from budgetformer.models import retrofit
+from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
+from budgetformer.models.model import retrofit
 from budgetformer.nn import selective
 from budgetformer.nn.selective import Costs
 from tests.models.tiny import HEADS, KINDS, LAYERS, ragged, tiny

@@ -16,15 +16,10 @@ from budgetformer.data import TokenTable, collate, eval_plan
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.models import (
-    BudgetFormerConfig,
-    base_hash,
-    calibrate_thresholds,
-    load_base,
-    rank_heads,
-    retrofit,
-)
-from budgetformer.models import BudgetFormerForSequenceClassification as Model
+from budgetformer.models.bases import base_hash, load_base
+from budgetformer.models.importance import calibrate_thresholds, rank_heads
+from budgetformer.models.model import BudgetFormerConfig, retrofit
+from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
 from budgetformer.models.sites import RetrofitAttention
 from tests.models.tiny import HEADS, KINDS, LAYERS, VOCAB, ragged, tiny
 from tests.tables import make_table

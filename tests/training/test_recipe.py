@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from budgetformer.errors import UsageError
-from budgetformer.models import BudgetFormerConfig
+from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.training.recipe import PRESETS, Recipe
 
 

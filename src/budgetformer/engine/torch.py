@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from budgetformer.data.batches import Batch
 from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Floats, Outputs
-from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
 from budgetformer.nn.objective import relevance_entropy
+
+if TYPE_CHECKING:
+    from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 
 class TorchEngine:

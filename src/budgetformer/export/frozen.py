@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from budgetformer.errors import UsageError
-from budgetformer.models import BudgetFormerForSequenceClassification
+from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import write_directory, write_json
 
 if TYPE_CHECKING:

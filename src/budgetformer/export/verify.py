@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,8 +13,11 @@ from budgetformer.engine.answers import predicted
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import summarize
-from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Allocation, Dial, Selection
+
+if TYPE_CHECKING:
+    from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 TOLERANCE = 1e-4  # of logits; relative to those above 1
 _UNDECIDED = 1e-4  # a budget or relevance nearer than this to another choice may round either way

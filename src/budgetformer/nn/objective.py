@@ -134,8 +134,8 @@ def ranked_losses(
         squares = squares + at_target_B.sum() * _mean_over_processes(gap_B[at_target_B]) ** 2
     parts = {"target": options.target_weight * squares / len(gap_B)}
     if options.cost_weight:
-        price = (executed_B * flops_B).sum() / flops_B.sum()
-        parts["cost"] = options.cost_weight * price * (flops_B.mean() / _mean_over_processes(flops_B))
+        price = options.cost_weight * (executed_B * flops_B).sum() / flops_B.sum()
+        parts["cost"] = price * (flops_B.mean() / _mean_over_processes(flops_B))
     return parts
 
 

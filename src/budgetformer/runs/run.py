@@ -25,12 +25,14 @@ from budgetformer.engine.scores import Engine, Scores, cost_shares, score
 from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.export.verify import CheckRows, made_up_rows
-from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
+from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import hash_file, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
+
+    from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 FORMAT_VERSION = 1  # of run.json and export.json
 TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
@@ -110,6 +112,8 @@ class Run:
     @cached_property
     def model(self) -> BudgetFormerForSequenceClassification:
         """The torch model, for evaluation, on the CPU."""
+        from budgetformer.models.model import BudgetFormerForSequenceClassification
+
         model = BudgetFormerForSequenceClassification.from_pretrained(self.folder, offline=True)
         model.train(False)
         return model

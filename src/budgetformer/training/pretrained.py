@@ -15,14 +15,9 @@ from budgetformer.data.splits import sample_rows
 from budgetformer.engine.scores import Floats, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.models import (
-    BudgetFormerConfig,
-    BudgetFormerForSequenceClassification,
-    base_hash,
-    load_base,
-    rank_heads,
-    retrofit,
-)
+from budgetformer.models.bases import base_hash, load_base
+from budgetformer.models.importance import rank_heads
+from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification, retrofit
 from budgetformer.training.prepare import Prepared, label_options
 from budgetformer.training.recipe import Recipe
 

@@ -21,7 +21,8 @@ from budgetformer.data import DataSource, encode_split
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
-from budgetformer.models import calibrate_thresholds, read_base
+from budgetformer.models.bases import read_base
+from budgetformer.models.importance import calibrate_thresholds
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_files, write_json
 from budgetformer.runs.run import Run
