@@ -21,6 +21,7 @@ FLOORS = [
     {"nn", "cost", "progress"},
     {"runs.files", "runs.provenance"},
     {"data"},
+    {"words", "exits"},
     {"models"},
     {"engine"},
     {"evaluate"},

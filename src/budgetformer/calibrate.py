@@ -123,6 +123,37 @@ def calibrate(
     return result
 
 
+def depth_report(engine: Engine, table: TokenTable, split: str) -> dict[str, Any] | None:
+    """What exits do on labelled rows: the curve, each stage by itself, and how often P(disagree) is right."""
+    config = engine.config
+    if not config.exits or config.task == REGRESSION:
+        return None
+    positions = _positions(engine, table)
+    reference = positions[0].scores
+    walked = [_measure(position, reference, config, split) for position in positions]
+    limit = str(Dial("exit", config.stages.options.limit))
+    return {
+        "split": split,
+        "rows": len(table),
+        "curve": _thinned(walked),
+        "stages": _stages(reference, config, {"learned": {"dial": limit}}),
+        "reliability": _reliability(reference, config),
+    }
+
+
+def _reliability(scores: Scores, config: BudgetFormerConfig) -> list[dict[str, Any]]:
+    """By stage, rows in five groups of rising P(disagree): its mean, and the share of rows whose answer did change."""
+    stages, logits, groups = config.stages, scores.stage_logits, []
+    assert logits is not None
+    for stage, name in enumerate(stages.names[:-1]):
+        risk = stages.risk(stage, logits[:, stage])
+        differs = ~same_answer(logits[:, stage], logits[:, -1], config.task)
+        for rows in np.array_split(np.argsort(risk, kind="stable"), min(5, len(risk))):
+            pair = {"predicted": float(risk[rows].mean()), "observed": float(differs[rows].mean())}
+            groups.append({"stage": name, "rows": len(rows), **pair})
+    return groups
+
+
 def _positions(engine: Engine, table: TokenTable) -> list[Position]:
     """Places on the dial from the safest to the fastest, the whole model first."""
     config = engine.config

@@ -65,10 +65,18 @@ def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
         "mean s (predicted)": f"{budget['s_mean']:.3f}",
         "heads executed, k/H": f"{budget['k_over_h']:.3f}",
         "k/H by layer": " ".join(f"{share:.2f}" for share in budget["k_over_h_per_layer"]),
+        **_exit_figures(evaluation["exits"]),
         "FLOPs a text (counted)": f"{cost['flops_per_text']:.3e}",
         "of the dense twin's": f"{cost['flops_ratio']:.1%}",
         "least that head budgets allow": f"{1 - cost['attention_share_of_dense']:.1%}",
     }
+
+
+def _exit_figures(exits: dict[str, Any] | None) -> dict[str, str]:
+    if exits is None:
+        return {}
+    shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(exits["stages"], exits["share"], strict=True))
+    return {"texts that leave at": shares, "layers run": f"{exits['layers']:.2f} of {exits['depths'][-1]}"}
 
 
 def print_seeds(summary: dict[str, Any]) -> None:

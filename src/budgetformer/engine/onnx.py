@@ -19,10 +19,12 @@ from budgetformer.engine.scores import Outputs
 from budgetformer.errors import MissingExtraError, ModelError, UsageError
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
+from budgetformer.words import Words
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
+_WORDS = ("idf", "weights", "bias")
 Ints = NDArray[np.int64]
 
 
@@ -50,26 +52,51 @@ def session(model: bytes | Path, threads: int | None = None) -> InferenceSession
         raise ModelError(f"{name} cannot be loaded by ONNX Runtime ({reason}): export it again") from None
 
 
+def save_words(folder: Path, words: Words) -> None:
+    """Write the linear model beside the graph."""
+    from safetensors.numpy import save_file
+
+    save_file({name: np.ascontiguousarray(getattr(words, name)) for name in _WORDS}, folder / "words.safetensors")
+
+
+def read_words(folder: Path) -> Words:
+    """The linear model beside a graph."""
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        saved = load_file(folder / "words.safetensors")
+        return Words(*(saved[name] for name in _WORDS))
+    except (OSError, SafetensorError, KeyError) as error:
+        raise ModelError(f"{folder / 'words.safetensors'} cannot be read ({error}): export the run again") from None
+
+
 class OnnxEngine:
     """An exported graph. The budget is what was exported, or max:X where that was learned or max."""
 
     details, name = False, "onnx"
     batch_tokens = 4096  # padded tokens: about what a CPU's caches hold
 
-    def __init__(self, graph: InferenceSession, config: BudgetFormerConfig, folder: Path, exported: Dial) -> None:
-        self.graph, self.config, self.folder, self.exported = graph, config, folder, exported
+    def __init__(
+        self,
+        graph: InferenceSession,
+        config: BudgetFormerConfig,
+        folder: Path,
+        exported: Dial,
+        words: Words | None = None,
+    ) -> None:
+        self.graph, self.config, self.folder, self.exported, self._words = graph, config, folder, exported, words
         self._inputs = {node.name for node in (*graph.get_inputs(), *graph.get_overridable_initializers())}
 
     @classmethod
     def load(cls, folder: Path, exported: Dial, threads: int | None = None) -> OnnxEngine:
         """The engine of a directory that `budgetformer export` wrote, with this budget."""
-        return cls(
-            session(folder / "model.onnx", threads), BudgetFormerConfig.from_pretrained(folder), folder, exported
-        )
+        graph, config = session(folder / "model.onnx", threads), BudgetFormerConfig.from_pretrained(folder)
+        return cls(graph, config, folder, exported, read_words(folder) if config.stages.words else None)
 
     def check(self, budget: Dial) -> Dial:
         """Refuse a budget that the graph cannot be set to."""
-        adjustable = self.exported.mode in ("learned", "max")
+        adjustable = self.exported.mode in ("learned", "max", "exit")
         if budget != self.exported and not (adjustable and budget.mode == "max"):
             remedy = f"leave --budget out{', give max:X' if adjustable else ''}"
             raise UsageError(f"{self.folder} was exported with the budget {self.exported}, not {budget}: {remedy}, or "
@@ -79,11 +106,14 @@ class OnnxEngine:
     def logits(self, batch: Batch, budget: Dial) -> Outputs:
         """Logits and executed heads of one batch; predicted budgets are not among the graph's outputs."""
         limit = None if self.check(budget) == self.exported else budget.value
-        logits, heads = self.run(batch.input_ids, batch.attention_mask, batch.token_type_ids, budget_max=limit)
-        return Outputs(logits, heads.astype(np.int16))
+        inputs = batch.input_ids, batch.attention_mask, batch.token_type_ids
+        logits, heads = self.run(*inputs, batch.words_logits, budget_max=limit)
+        last = np.full(len(logits), len(self.config.stages.depths) - 1) if self.config.exits else None
+        return Outputs(logits, heads.astype(np.int16), exits=last)
 
-    def words(self, table: TokenTable) -> None:
-        """Exported graphs have no stage of words."""
+    def words(self, table: TokenTable) -> NDArray[np.float32] | None:
+        """The logits of the stage of words, which the graph takes as an input; None where there is none."""
+        return None if self._words is None else self._words.logits(table)
 
     @contextmanager
     def session(self, budget: Dial) -> Iterator[None]:
@@ -95,6 +125,7 @@ class OnnxEngine:
         input_ids: Ints,
         attention_mask: NDArray[Any],
         token_type_ids: Ints | None = None,
+        words_logits: NDArray[np.float32] | None = None,
         *,
         budget_max: float | None = None,
     ) -> tuple[NDArray[np.float32], Ints]:
@@ -107,6 +138,8 @@ class OnnxEngine:
         types = np.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         feed: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types}
         feed = {name: np.asarray(value, np.int64) for name, value in feed.items()}
+        if words_logits is not None:
+            feed["words_logits"] = words_logits
         if budget_max is not None:
             if not 0 <= budget_max <= 1:
                 raise UsageError(f"budget_max={budget_max}: it is a fraction of the heads, give a number in [0, 1]")

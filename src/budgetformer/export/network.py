@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from budgetformer.errors import ModelError, UsageError
+from budgetformer.exits import ExitHead
 from budgetformer.export.builder import BOOL, DOUBLE, FLOAT, INT64, Graph, Parts
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import ROUNDING_SLACK, Dial, GatedHeads, LearnedHeads, Selection, StaticHeads
@@ -23,7 +24,7 @@ from budgetformer.nn.encoder import Block, Embedding
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-GATE = "gate/"  # in the names of the nodes that decide: they stay in full precision
+GATE, EXIT = "gate/", "exit."  # in the names of the nodes that decide: they stay in full precision
 # From where on all heads at once are quicker than the chosen ones one by one, as a share of all pairs: (3, 4) is 3/4.
 _DENSE_ABOVE = (3, 4)
 
@@ -50,11 +51,12 @@ class Gates(NamedTuple):
 
 
 def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate: bool = False) -> ModelProto:
-    """The graph: input_ids, attention_mask (and token_type_ids, budget_max) -> logits, heads that ran by layer.
+    """The graph: input_ids, attention_mask (and token_type_ids, words_logits, budget_max) -> logits, heads by layer.
 
+    Every text runs through all layers; the heads of exits correct the answer on the way, as they do in the model.
     `separate` gives each head's weights a tensor of their own, which a quantiser needs.
     """
-    config = model.config
+    config, dial = model.config, dial.heads
     check(config, dial)
     g = Graph(separate=separate)
     ids = g.input("input_ids", INT64, ["batch", "length"])
@@ -64,6 +66,8 @@ def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate:
     most = None
     if config.gate.selects:
         most = _most_heads(g, config.num_attention_heads, config.part(Selection).min_heads, dial)
+    answer = g.input("words_logits", FLOAT, ["batch", config.labels]) if config.stages.words else None
+    exits = iter(model.stages.heads)
     with g.part("embedding"):
         x = _embedding(g, ids, types, model.base.encoder.embedding)
     heads = []
@@ -71,12 +75,17 @@ def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate:
         with g.part(f"layer.{number}"):
             x, count = _block(g, x, padding, block, config.training_progress, dial, most)
             heads.append(count)
+        if number + 1 in config.stages.depths[:-1]:
+            with g.part(f"{EXIT}{number}"):
+                correction = _exit(g, x, mask, padding, next(exits))
+                answer = correction if answer is None else g("Add", answer, correction)
     with g.part("classifier"):
         if config.pooling == "mean":
             pooled = _pooled(g, x, padding)
-        else:  # the first real token
-            pooled = g("GatherND", x, g("ArgMax", mask, axis=1), batch_dims=1)
+        else:
+            pooled = _first_token(g, x, mask)
         logits = _linear(g, pooled, model.base.classifier)
+        logits = logits if answer is None else g("Add", answer, logits)
     g.output("logits", logits, FLOAT, ["batch", config.labels])
     g.output("heads", g("Concat", *heads, axis=1), INT64, ["batch", config.num_hidden_layers])
     return g.finish()
@@ -117,6 +126,18 @@ def _pooled(g: Graph, x: str, padding: Padding | None) -> str:
     if padding is None:
         return g("ReduceMean", x, g.ints(1), keepdims=0)
     return g("Squeeze", g("MatMul", padding.share, x), g.ints(1))
+
+
+def _first_token(g: Graph, x: str, mask_BN: str) -> str:
+    """The state of the first real token. -> (B, D)."""
+    return g("GatherND", x, g("ArgMax", mask_BN, axis=1), batch_dims=1)
+
+
+def _exit(g: Graph, x: str, mask_BN: str, padding: Padding, head: nn.Module) -> str:
+    """What an ExitHead adds to the answer so far. -> (B, C)."""
+    assert isinstance(head, ExitHead)
+    pooled = g("Concat", _first_token(g, x, mask_BN), _pooled(g, x, padding), axis=1)
+    return _linear(g, g("Gelu", _linear(g, _norm(g, pooled, head.norm), head.inner)), head.outer)
 
 
 def _embedding(g: Graph, ids: str, types: str | None, layer: Embedding) -> str:

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from budgetformer.engine.onnx import OnnxEngine, runtime, session
+from budgetformer.engine.onnx import OnnxEngine, runtime, save_words, session
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.export.builder import OPSET
-from budgetformer.export.network import GATE, build, check
+from budgetformer.export.network import EXIT, GATE, build, check
 from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
@@ -43,9 +43,10 @@ def export_model(
     config = model.config
     theirs = score(TorchEngine(model), rows.table, dial)
     result: dict[str, Any] = {}
+    words = None if model.stages.words is None else model.stages.words.model
 
     def scored(graph: bytes | Path) -> Scores:
-        return score(OnnxEngine(session(graph), config, target, dial), rows.table, dial)
+        return score(OnnxEngine(session(graph), config, target, dial, words), rows.table, dial)
 
     def fill(staged: Path) -> None:
         graph = build(model, dial).SerializeToString()
@@ -59,6 +60,8 @@ def export_model(
             quantized = {**loss_of_quality(rows, theirs, scored(file), config), "bytes_full_precision": len(graph)}
         tokenizer.save_pretrained(staged)
         config.save_pretrained(staged)
+        if words is not None:
+            save_words(staged, words)
         result.update({
             "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": "int8" if int8 else "fp32",
             **record, "task": config.task,
@@ -86,6 +89,10 @@ def check_target(model: BudgetFormerForSequenceClassification, target: Path, dia
             "this run is a pretrained encoder with head budgets, whose graph is not ours to write: run it with torch, "
             "or export a run that was trained without --base"
         )
+    if model.config.exit_limit(dial):
+        raise UsageError(
+            f"budget {dial}: texts leave early with torch only, an exported graph runs all layers: leave --budget out"
+        )
     check(model.config, dial)
 
 
@@ -97,7 +104,7 @@ def quantize(graph: ModelProto, path: Path) -> None:
     add_pre_process_metadata(graph)  # there is nothing to tidy up, and no need to warn of it
     quantize_dynamic(
         graph, path, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8,
-        nodes_to_exclude=[node.name for node in nodes(graph.graph) if f"/{GATE}" in node.name],
+        nodes_to_exclude=[node.name for node in nodes(graph.graph) if f"/{GATE}" in node.name or f"/{EXIT}" in node.name],
         extra_options={"EnableSubgraph": True, "MatMulConstBOnly": True},
     )  # fmt: skip
 
@@ -113,7 +120,9 @@ import sys, numpy
 from pathlib import Path
 from budgetformer.engine.onnx import session
 graph = session(Path(sys.argv[1]))
-graph.run(None, {node.name: numpy.ones((2, 1), numpy.int64) for node in graph.get_inputs()})
+kinds = {"tensor(int64)": numpy.int64, "tensor(float)": numpy.float32}
+inputs = {n.name: numpy.ones((2, n.shape[1] if type(n.shape[1]) is int else 1), kinds[n.type]) for n in graph.get_inputs()}
+graph.run(None, inputs)
 """
 
 

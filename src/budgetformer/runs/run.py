@@ -355,7 +355,9 @@ class Run:
             raise UsageError(f"--format {format!r}: give onnx or torch")
         from budgetformer.export.run import check_target, export_model
 
-        dial, model = self.budget(str(budget) if isinstance(budget, float) else budget), self.model
+        dial, model = self.budget(budget), self.model
+        if self.config.exits and dial.mode == "learned":  # a graph runs all layers
+            dial = Dial("exit", 0.0)
         check_target(model, Path(target), dial)
         torch.nn.Module.float(model)
         chosen = self._check_rows(None if rows is None else DataSource(rows), log)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
+from budgetformer.calibrate import depth_report
 from budgetformer.data.splits import sample_rows
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
@@ -145,7 +146,8 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     sample = prepared.splits[final].select(sample_rows(results[final].rows, _CURVE_ROWS))
     curve = [evaluate(engine, sample, split=final, dial=d) for d in (dials if model.config.gate.can_dial else ())]
     evaluation: dict[str, Any] = {"test": None, **{name: asdict(result) for name, result in results.items()}}
-    evaluation |= {"dials": [dial_point(e) for e in curve], "baseline": None, "versus_baseline": None}
+    evaluation |= {"dials": [dial_point(e) for e in curve], "depth": depth_report(engine, sample, final)}
+    evaluation |= {"baseline": None, "versus_baseline": None}
     write_json(folder / "evaluation.json", evaluation)
     return outcomes[final]
 
