@@ -34,7 +34,7 @@ def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def train_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Trains a tiny run on a file, or on rows, which are written beside it. -> its directory."""
+    """Trains a tiny run on a file, or on rows, which are written beside it; no exits unless asked. -> its directory."""
     from tests.processes import command
 
     def train(data: Path | Sequence[dict[str, Any]], *words: object) -> Path:
@@ -42,6 +42,8 @@ def train_tiny(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         if not isinstance(data, Path):
             (file := folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in data))
             data = file
+        if "--exits" not in words:
+            words = ("--exits", "none", *words)
         if "--base" not in words:
             words = ("--preset", "tiny", "--epochs", "2", "--set", "vocab_size=200", "--max-length", "32", *words)
         assert command("train", data, "-o", folder / "run", *words) == 0
@@ -78,6 +80,14 @@ def tiny_regression(train_tiny: Callable[..., Path]) -> Path:
 
 
 @pytest.fixture(scope="session")
+def tiny_staged(train_tiny: Callable[..., Path]) -> Path:
+    """Words, an exit behind the first layer and the last layer; texts of which words tell most."""
+    from tests.training.toy import review_rows
+
+    return train_tiny(review_rows(900, noise=0.15), "--epochs", "2", "--exits", "1", "--with-baseline")
+
+
+@pytest.fixture(scope="session")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny random encoder with a tokenizer for the reviews."""
     from tests.models.tiny import save_base
@@ -92,5 +102,5 @@ def tiny_base(train_tiny: Callable[..., Path], reviews: Path, base: Path) -> Pat
 
 
 # Enough for a tiny encoder to learn the reviews.
-TINY_BASE = ("--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
+TINY_BASE = ("--exits", "none", "--set", "model.gates.kind=ranked", "--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
              "--batch-size", "16")  # fmt: skip

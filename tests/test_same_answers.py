@@ -23,6 +23,12 @@ TEXTS = {
     "tiny_pairs": [("red box 1", "red"), ("red box 2", "blue"), ("box", "a box that is red")],
     "tiny_multi": [("w1 x 3",), ("w2 x",), ("w3 x 12 x x x x",)],
     "tiny_regression": [("w1 x 3",), ("w2 x",), ("w3 x 12 x x x x",)],
+    "tiny_staged": [
+        ("a superb story of a town",),
+        ("dull film, great people",),
+        ("the worst script",),
+        ("a town " * 20,),
+    ],
     "tiny_base": [("a superb story of a town",), ("a dull film " * 12,), ("the worst script",)],
 }
 CLOSE = 2e-6  # answers are rounded to six decimals, and the last bits of a sum depend on the batch
@@ -69,11 +75,13 @@ def write(path: Path, texts: list[tuple[str, ...]], **more: list[Any]) -> Path:
     return path
 
 
-def predicted(run: Path, texts: list[tuple[str, ...]], labels: list[str], folder: Path, name: str) -> list[Answer]:
+def predicted(
+    run: Path, texts: list[tuple[str, ...]], labels: list[str], folder: Path, name: str, *more: str
+) -> list[Answer]:
     data, output = folder / "texts.jsonl", folder / f"{name}.jsonl"
     columns = () if len(texts[0]) == 2 else ("--text", "text")
     wide = ("--probabilities",) if labels else ()
-    assert command("predict", run, write(data, texts), "-o", output, *wide, *columns) == 0
+    assert command("predict", run, write(data, texts), "-o", output, *wide, *columns, *more) == 0
     return [of_row(json.loads(line), labels) for line in output.read_text(encoding="utf-8").splitlines()]
 
 
@@ -103,6 +111,9 @@ def test_every_way_gives_the_same_answers(
         same([Answer(str(a), dict(zip(map(str, estimator.classes_), p, strict=True))) for a, p in rows], expected)
     if "base" not in run.record["recipe"] or run.record["recipe"]["base"] is None:
         assert command("export", folder, "-o", tmp_path / "onnx") == 0
+        if run.config.exits:  # a graph runs all layers
+            expected = predicted(folder, texts, labels, tmp_path, "all layers", "--budget", "exit:0")
+            answers = run.predict([text[0] for text in texts], seconds, budget="exit:0")
         same(predicted(tmp_path / "onnx", texts, labels, tmp_path, "onnx"), expected, 1e-4)
         exported = budgetformer.load(tmp_path / "onnx").predict([text[0] for text in texts], seconds)
         assert exported.labels == answers.labels or not labels

@@ -25,7 +25,7 @@ from budgetformer.data.splits import text_hash
 from budgetformer.runs.run import FORMAT_VERSION, TRAINING_ROWS
 from budgetformer.training.loop import Fit
 
-SMALL = ["--preset", "tiny", "--epochs", "2", "--set", "vocab_size=200", "--max-length", "32"]
+SMALL = ["--exits", "none", "--preset", "tiny", "--epochs", "2", "--set", "vocab_size=200", "--max-length", "32"]
 
 
 @pytest.fixture(scope="module")

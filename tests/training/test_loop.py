@@ -27,7 +27,7 @@ from budgetformer.training.prepare import Prepared, make_config, prepare
 from budgetformer.training.recipe import Recipe
 from tests.training.toy import write_reviews
 
-RECIPE = Recipe.make("tiny", None, ["epochs=2", "batch_size=16", "vocab_size=200", "max_length=32"])
+RECIPE = Recipe.make("tiny", None, ["epochs=2", "batch_size=16", "vocab_size=200", "max_length=32", "model.exits=none"])
 
 
 @pytest.fixture(scope="module")

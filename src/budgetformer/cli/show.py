@@ -48,7 +48,9 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     models = {"BudgetFormer": _figures(ours)}
     if result["baseline"]:
         models["dense twin"] = _figures(result["baseline"][ours["split"]])
-    rows = [{"name": name, **{model: figures[name] for model, figures in models.items()}} for name in _figures(ours)]
+    rows = [
+        {"name": name, **{model: figures.get(name, "") for model, figures in models.items()}} for name in _figures(ours)
+    ]
     columns = {"": "{name}", **{model: f"{{{model}}}" for model in models}}
     print_table(f"{ours['rows']} {ours['split']} rows", columns, rows)
     if result["versus_baseline"]:

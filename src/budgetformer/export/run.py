@@ -104,7 +104,7 @@ def quantize(graph: ModelProto, path: Path) -> None:
     add_pre_process_metadata(graph)  # there is nothing to tidy up, and no need to warn of it
     quantize_dynamic(
         graph, path, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8,
-        nodes_to_exclude=[node.name for node in nodes(graph.graph) if f"/{GATE}" in node.name or f"/{EXIT}" in node.name],
+        nodes_to_exclude=[node.name for node in nodes(graph.graph) if any(f"/{n}" in node.name for n in (GATE, EXIT))],
         extra_options={"EnableSubgraph": True, "MatMulConstBOnly": True},
     )  # fmt: skip
 
@@ -121,8 +121,8 @@ from pathlib import Path
 from budgetformer.engine.onnx import session
 graph = session(Path(sys.argv[1]))
 kinds = {"tensor(int64)": numpy.int64, "tensor(float)": numpy.float32}
-inputs = {n.name: numpy.ones((2, n.shape[1] if type(n.shape[1]) is int else 1), kinds[n.type]) for n in graph.get_inputs()}
-graph.run(None, inputs)
+sizes = {n.name: (2, n.shape[1] if isinstance(n.shape[1], int) else 1) for n in graph.get_inputs()}
+graph.run(None, {n.name: numpy.ones(sizes[n.name], kinds[n.type]) for n in graph.get_inputs()})
 """
 
 
