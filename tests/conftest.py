@@ -102,5 +102,6 @@ def tiny_base(train_tiny: Callable[..., Path], reviews: Path, base: Path) -> Pat
 
 
 # Enough for a tiny encoder to learn the reviews.
-TINY_BASE = ("--exits", "none", "--set", "model.gates.kind=ranked", "--lr", "0.002", "--epochs", "3", "--set", "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
+TINY_BASE = ("--exits", "none", "--set", "model.gates.kind=ranked", "--lr", "0.002", "--epochs", "3", "--set",
+             "dense_epochs=3", "--set", "gate_rate=2", "--max-length", "32",
              "--batch-size", "16")  # fmt: skip

@@ -48,6 +48,7 @@ def test_the_dial_is_settled_on_the_model_that_is_kept(keep: str, reviews: Path,
     swap = {",pos": ",neg", ",neg": ",pos"}
     contrary.write_text(re.sub(",pos|,neg", lambda label: swap[label[0]], contrary.read_text()))
     few = ["--epochs", "3", "--set", "dense_epochs=0", "--set", "model.distill_weight=0", "--max-length", "16"]
+    few += ["--exits", "none", "--set", "model.gates.kind=ranked"]
     few += ["--lr", "0.003", "--batch-size", "16", "--set", f"keep={keep}", "--validation", contrary]
     assert command("train", reviews, "--base", base, "-o", tmp_path / "run", *few) == 0
     opened = Run.open(tmp_path / "run")
@@ -76,35 +77,42 @@ def test_calibrated_points_are_names_for_eval(
     run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(calibration, "_SECONDS", 0.0)
-    asked = ("--max-drop", "100", "--max-cost", "0.6", "--target-ms", "10000")
+    asked = ("--max-drop", "50", "--max-cost", "0.9", "--target-ms", "10000")
     assert command("calibrate", run, reviews, *asked, "--json") == 0
     result = json.loads(capsys.readouterr().out)
-    assert set(result["points"]) == {"max-drop-100", "max-cost-0.6", "target-ms-10000"}
+    assert set(result["points"]) == {"max-drop-50", "max-cost-0.9", "target-ms-10000"}
     assert result == json.loads((run / "calibration.json").read_text())
-    assert result["points"]["max-drop-100"]["dial"] == "mean:0.1"
+    assert (dial := result["points"]["max-drop-50"]["dial"]).startswith("mean:")
+    assert result["points"]["max-drop-50"]["guarantee"]["bound"] <= 0.5
     assert result["split"] == "validation"
-    assert result["curve"][-1]["versus_full"]["value"] == 0.0
+    assert result["curve"][0]["dial"] == "full"
+    assert result["curve"][0]["versus_full"]["value"] == 0.0
     held_out = write_reviews(tmp_path / "more.csv", rows=40, seed=5)
-    assert command("eval", run, held_out, "--budget", "max-drop-100", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["evaluations"][0]["dial"] == "mean:0.1"
+    assert command("eval", run, held_out, "--budget", "max-drop-50", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["evaluations"][0]["dial"] == dial
     assert command("calibrate", run, held_out) == 0
     assert "mean:0.25" in capsys.readouterr().out
-    assert command("calibrate", run, held_out, "--max-drop", "1") == 0
+    assert command("calibrate", run, held_out, "--max-drop", "1") == 2
+    assert "--max-drop 1 at a confidence of 0.95 needs at least 368 rows" in capsys.readouterr().err
+    assert command("calibrate", run, held_out, "--max-drop", "40") == 0
     assert command("eval", run, held_out, "--budget", "cheap") == 2
-    assert "or one of this run's points: max-drop-1" in capsys.readouterr().err
+    assert "or one of this run's points: max-drop-40" in capsys.readouterr().err
 
 
 def test_wrong_calibrations_are_named(run: Path, reviews: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for flags, message in (
         (("--max-cost", "0.01"), "--max-cost 0.01: no position of the dial reaches it; the least is"),
         (("--max-cost", "2"), "--max-cost 2: give a share"),
-        (("--max-drop", "-1"), "--max-drop -1: give points"),
+        (("--max-drop", "-1"), "--max-drop -1: give a number above 0 and below 100"),
+        (("--max-disagreement", "0"), "--max-disagreement 0: give a number above 0 and below 100"),
+        (("--max-disagreement", "0.5"), "needs at least 598 rows that the model was not trained on, and there are 20"),
+        (("--confidence", "1"), "--confidence 1: give a probability from 0.5 to below 1"),
         (("--target-ms", "0"), "--target-ms 0: give milliseconds above 0"),
     ):
         assert command("calibrate", run, reviews, *flags) == 2
         assert message in capsys.readouterr().err
     assert command("calibrate", run / "baseline", reviews) == 2
-    assert "'all' has no dial to calibrate" in capsys.readouterr().err
+    assert "'all' has no budget to calibrate" in capsys.readouterr().err
 
 
 def test_frozen_models(run: Path, reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -188,7 +196,7 @@ def test_wrong_bases_are_named(
         (reviews, ["--set", "delta=true"], 2, "goes with --base"),
         (reviews, ["--base", base, "--set", "dense_epochs=-1"], 2, "dense_epochs=-1: give a whole number"),
         (reviews, ["--base", base, "--set", "ranking=best"], 2, "ranking='best': give one of importance, random"),
-        (reviews, ["--base", base, "--set", "model.gates.target_budget=2"], 2, "target_budget=2: give a number"),
+        (reviews, ["--base", base, "--set", "model.gates={kind='ranked',target_budget=2}"], 2, "target_budget=2: give a"),
         (reviews, ["--base", base, "--set", "model.hidden_size=8"], 2, "hidden_size=8: it is the base's, 32"),
         (tmp_path / "other.csv", ["--base", run / "baseline"], 4, "has the labels neg, pos, and these are wanted"),
     )):  # fmt: skip

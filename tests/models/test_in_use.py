@@ -26,7 +26,18 @@ def run(
         shutil.copy(reviews, folder / "reviews.csv")
         return folder / "run"
     base, reviews = save_base(folder / "base"), write_reviews(folder / "reviews.csv", rows=60)
-    few = ["--epochs", "1", "--max-length", "16", "--set", "dense_epochs=1"]
+    few = [
+        "--exits",
+        "none",
+        "--set",
+        "model.gates.kind=ranked",
+        "--epochs",
+        "1",
+        "--max-length",
+        "16",
+        "--set",
+        "dense_epochs=1",
+    ]
     assert (
         command("train", str(reviews), "--base", str(base), "-o", str(folder / "run"), *few, "--set", "delta=true") == 0
     )
@@ -59,7 +70,7 @@ def test_it_cannot_be_exported_and_says_so(run: Path, tmp_path: Path, capsys: py
 
 
 def test_its_points_are_used_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("calibrate", str(run), str(run.parent / "reviews.csv"), "--max-cost", "0.6") == 0
+    assert command("calibrate", str(run), str(run.parent / "reviews.csv"), "--max-cost", "0.9") == 0
     capsys.readouterr()
-    assert command("predict", str(run), "--text", "a superb story", "--budget", "max-cost-0.6", "--json") == 0
+    assert command("predict", str(run), "--text", "a superb story", "--budget", "max-cost-0.9", "--json") == 0
     assert json.loads(capsys.readouterr().out)["heads"] < 1

@@ -320,7 +320,5 @@ def test_s_of_k_over_h_means_k_heads(rounding: str) -> None:
 
 @pytest.mark.parametrize(("mode", "value"), [("fixed", None), ("mean", None), ("learned", 0.3), ("full", 1.0)])
 def test_a_dial_has_a_value_exactly_where_its_mode_takes_one(mode: str, value: float | None) -> None:
-    with pytest.raises(
-        UsageError, match="is not known: give a share of the dense model's cost such as 0.3, learned, full, fixed:X"
-    ):
+    with pytest.raises(UsageError, match=r"is not known: give a share .* such as 0\.3, learned, full, fixed:X"):
         Dial(mode, value)  # type: ignore[arg-type]

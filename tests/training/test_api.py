@@ -21,6 +21,7 @@ def test_it_trains_what_the_command_line_trains(tiny_run: Path, reviews: Path, t
         vocab_size=200,
         max_length=32,
         quiet=True,
+        model={"exits": None},
     )
     a, b = (load_file(folder / "model.safetensors") for folder in (tiny_run, run.folder))
     assert [name for name in a if not a[name].equal(b[name])] == []
