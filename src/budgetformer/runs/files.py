@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError
 
-from budgetformer.errors import ModelError
+from budgetformer.errors import ModelError, UsageError
 
 
 def write_text(path: Path, text: str) -> None:
@@ -130,6 +130,36 @@ def recover_directories(folder: Path) -> None:
         _recover(old)
     for path in folder.glob(".*.tmp"):
         shutil.rmtree(path, ignore_errors=True)
+
+
+LOCK = ".lock"
+
+
+@contextmanager
+def locked(folder: Path, work: str) -> Iterator[None]:
+    """Refuse a second process that would do the same `work` in a directory.
+
+    The lock ends with its process, however that ends; a lock file alone, left by a dead process, locks nothing.
+    """
+    import fcntl
+
+    file = folder / LOCK
+    with named_write_errors(file):
+        while True:
+            handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(handle)
+                raise UsageError(f"another process is {work} in {folder}: wait for it, or give another -o") from None
+            if file.exists() and os.path.samestat(os.fstat(handle), file.stat()):
+                break
+            os.close(handle)  # the process that held it has removed it in the meantime
+    try:
+        yield
+    finally:
+        file.unlink(missing_ok=True)
+        os.close(handle)
 
 
 def _recover(old: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,21 +65,22 @@ def train(
         if accelerator.is_main_process and not quiet:
             print(line, file=sys.stderr, flush=True)
 
-    with accelerator.main_process_first():  # the others must not claim what the first has begun to fill
-        if accelerator.is_main_process:
-            records.claim(folder, resume)
-        prepared = prepare(source, recipe, folder, log)
-    session = _Session(prepared, source.seed if seed is None else seed, accelerator, log, resume, tensorboard, quiet,
-                       evaluate)  # fmt: skip
-    if recipe.base is not None:
-        ours, twin = session.fit_base(recipe, folder)
-    else:
-        ours, twin = session.fit(recipe, folder, on_finished=on_finished), None
-        if with_baseline and recipe.selects_heads:
-            log("the dense twin, on the same data in the same order:")
-            twin = session.fit(recipe.without_gates(), folder / "baseline")
-    result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
-    accelerator.wait_for_everyone()
+    with ExitStack() as stack:
+        with accelerator.main_process_first():  # the others must not claim what the first has begun to fill
+            if accelerator.is_main_process:
+                stack.enter_context(records.claimed(folder, resume))
+            prepared = prepare(source, recipe, folder, log)
+        seed = source.seed if seed is None else seed
+        session = _Session(prepared, seed, accelerator, log, resume, tensorboard, quiet, evaluate)
+        if recipe.base is not None:
+            ours, twin = session.fit_base(recipe, folder)
+        else:
+            ours, twin = session.fit(recipe, folder, on_finished=on_finished), None
+            if with_baseline and recipe.selects_heads:
+                log("the dense twin, on the same data in the same order:")
+                twin = session.fit(recipe.without_gates(), folder / "baseline")
+        result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
+        accelerator.wait_for_everyone()
     return result
 
 
