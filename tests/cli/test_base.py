@@ -87,6 +87,10 @@ def test_calibrated_points_are_names_for_eval(
     held_out = write_reviews(tmp_path / "more.csv", rows=40, seed=5)
     assert command("eval", run, held_out, "--budget", "max-drop-100", "--json") == 0
     assert json.loads(capsys.readouterr().out)["evaluations"][0]["dial"] == "mean:0.1"
+    page = tmp_path / "page.html"
+    assert command("explain", run, "--text", "a fine film", "--budget", "max-drop-100", "-o", page, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["dial"] == "mean:0.1"
+    assert '"mean:0.1"' in page.read_text()
     assert command("calibrate", run, held_out) == 0
     assert "mean:0.25" in capsys.readouterr().out
     assert command("calibrate", run, held_out, "--max-drop", "1") == 0
