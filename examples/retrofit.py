@@ -13,4 +13,4 @@ from budgetformer.serving.settings import Settings
 base, data = sys.argv[1:]
 run = budgetformer.train(data, base=base, output="runs/retrofit", resume=True)
 run.calibrate(max_drop=[0.5])
-serve(Settings(run.folder, budget="max-drop-0.5"), host="127.0.0.1", port=8000)
+serve(Settings(run.folder, budget="max-drop-0.5"))
