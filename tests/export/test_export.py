@@ -193,6 +193,18 @@ def test_nothing_of_others_is_overwritten(run: Path, tmp_path: Path, capsys: pyt
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
 
 
+def test_only_what_an_export_wrote_is_replaced(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert command("export", str(run), "-o", str(out)) == 0
+    assert command("export", str(run), "-o", str(out)) == 0
+    (out / "thesis.txt").write_text("mine")
+    assert command("export", str(run), "-o", str(out)) == 2
+    assert "holds 'thesis.txt' too, which no export wrote" in capsys.readouterr().err
+    (out / "export.json").write_text("{}")
+    assert command("export", str(run), "-o", str(out)) == 4
+    assert (out / "thesis.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
 def test_a_missing_extra_is_named(
     package: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

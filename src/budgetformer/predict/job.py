@@ -7,7 +7,6 @@ it is on disk and OUT.progress.json says so.
 from __future__ import annotations
 
 import gc
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +26,7 @@ from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import DataError, UsageError
 from budgetformer.predict.input import Window, fingerprint, open_input, parquet_schema, read_shard
-from budgetformer.predict.sinks import Sink, format_of
+from budgetformer.predict.sinks import Sink, format_of, remove_parts
 from budgetformer.progress import View
 from budgetformer.runs.files import check_identity, read_json, write_json
 from budgetformer.runs.run import Run
@@ -81,7 +80,7 @@ class Predictor:
         output, source = request.output, request.source
         saved = _claim(output, request.resume, request.overwrite)
         if saved is None and request.resume and output is not None and output.exists():
-            shutil.rmtree(f"{output}.parts", ignore_errors=True)  # where a kill came between the end and tidying up
+            remove_parts(output.with_name(f"{output.name}.parts"))  # where a kill came between the end and tidying up
             log(f"{output} is finished")
             return None
         answers = Columns(self.scorer.task, self.scorer.labels, top=request.top, probabilities=request.probabilities)

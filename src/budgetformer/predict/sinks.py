@@ -6,10 +6,12 @@ last complete window as if it had never been killed.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -59,6 +61,8 @@ class Sink:
         with named_write_errors(self.folder):
             self.folder.mkdir(exist_ok=True)
             present = set(self.folder.iterdir())
+            if others := [file for file in present if not re.fullmatch("[0-9]{8}", file.name)]:
+                raise UsageError(f"{others[0]} is not of predict's: move {self.folder} away, or give another -o")
             for file in present.difference(parts):
                 file.unlink()
         if missing := sorted(set(parts) - present):
@@ -93,13 +97,21 @@ class Sink:
     def clean(self) -> None:
         """Remove what is not needed once the output has its name."""
         if self.output:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_parts(self.folder)
 
     def _parts(self) -> list[Path]:
         return [self._part(number) for number in range(self.count)]
 
     def _part(self, number: int) -> Path:
         return self.folder / f"{number:08d}"
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove a finished output's windows, and nothing else that may lie beside them."""
+    for file in folder.glob("[0-9]" * 8):
+        file.unlink()
+    with contextlib.suppress(OSError):  # it is not there, or not empty
+        folder.rmdir()
 
 
 class _Text:
