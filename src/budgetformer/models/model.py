@@ -22,7 +22,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.models.bases import align_weights, base_hash, check_weights, load_base
 from budgetformer.models.config import BudgetFormerConfig as BudgetFormerConfig
 from budgetformer.models.gates import first_budget, make_gate
-from budgetformer.models.own import OwnBase, init_own
+from budgetformer.models.native import NativeBase, init_native
 from budgetformer.models.sites import BiasOnly, Budgets, replace_attention, restore_attention, set_dropout
 from budgetformer.nn.allocation import Allocation, Budget, Dial, GatedHeads, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
@@ -70,7 +70,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
     def __init__(self, config: BudgetFormerConfig, base: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         if config.base is None:
-            self.base: Any = OwnBase(config)
+            self.base: Any = NativeBase(config)
         else:
             self.base = _retrofitted(config, base)
             if base is not None or self.device.type != "meta":
@@ -83,7 +83,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
                 gate.score.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
-        init_own(module, self.config)
+        init_native(module, self.config)
 
     @property
     def ranked_gates(self) -> list[ScoredHeads]:

@@ -16,7 +16,7 @@ from budgetformer.nn.allocation import StaticHeads, pool
 from budgetformer.nn.encoder import BudgetedEncoder, Embedding, sinusoids
 
 
-class OwnBase(nn.Module):
+class NativeBase(nn.Module):
     """Our own encoder, pooling and one linear classifier; called as a pretrained base is."""
 
     base_model_prefix = "encoder"
@@ -67,7 +67,7 @@ def first_token(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
     return hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), mask_BN.int().argmax(dim=1)]
 
 
-def init_own(module: nn.Module, config: BudgetFormerConfig) -> None:
+def init_native(module: nn.Module, config: BudgetFormerConfig) -> None:
     """First values of a module of ours; `initialization` guards weights that were just loaded."""
     if isinstance(module, nn.Linear):
         initialization.normal_(module.weight, std=config.initializer_range)
