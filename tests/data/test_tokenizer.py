@@ -128,6 +128,15 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
         load_tokenizer("nobody/nothing-of-this-name", offline=True)
 
 
+def test_a_vocabulary_that_may_not_be_read_is_said_to_be_so(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> str:
+        raise PermissionError(13, "Permission denied", str(vocabulary))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ModelError, match=r"vocab.txt: cannot be read \(Permission denied\): check its permissions"):
+        load_tokenizer(vocabulary)
+
+
 def test_it_works_inside_a_pipeline(vocabulary: Path) -> None:
     from transformers import BertConfig, BertForSequenceClassification, pipeline
 

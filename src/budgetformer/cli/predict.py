@@ -43,6 +43,10 @@ def predict(
     ] = "cut",
     split: Annotated[str | None, typer.Option(help="Which split of a data set (default: test).")] = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only the I-th of N equal parts.")] = None,
+    escape_formulas: Annotated[
+        bool,
+        typer.Option("--escape-formulas", help="CSV, TSV: a quote (') before cells that a spreadsheet would compute."),
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
     workers: Annotated[
@@ -70,7 +74,7 @@ def predict(
     source = DataSource(
         data, text=text, text_pair=text_pair, encoding=encoding, offline=offline, **quarantine_fields(bad_rows)
     )
-    request = Request(source, output, split, top, probabilities, shard, resume, overwrite)
+    request = Request(source, output, split, top, probabilities, shard, escape_formulas, resume, overwrite)
     summary: Summary | None
     try:
         if workers is None:

@@ -104,6 +104,8 @@ def _from_vocabulary(path: Path) -> PreTrainedTokenizerFast:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: not UTF-8 at byte {error.start}: a vocabulary is UTF-8") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
     pieces = [piece.rstrip("\r") for piece in text.rstrip("\r\n").split("\n")]
     missing = [piece for piece in SPECIAL if piece not in pieces]
     if missing:

@@ -42,6 +42,7 @@ class Request:
     top: int = 1
     probabilities: bool = False
     shard: str | None = None
+    escape_formulas: bool = False
     resume: bool = False
     overwrite: bool = False
 
@@ -96,7 +97,8 @@ class Predictor:
             check_identity(saved["identity"], identity)
         added = dict(zip(names, answers.kinds.values(), strict=True))
         schema = parquet_schema(data.tables) if output and format_of(output) == "parquet" else None
-        sink = Sink(output, data.present, added, header=number == 1, schema=schema)
+        escape = request.escape_formulas
+        sink = Sink(output, data.present, added, header=number == 1, schema=schema, escape=escape)
         progress = Progress(**saved["progress"]) if saved else Progress()
         job = _Job(self.scorer, answers, names, sink, output and _state_file(output), identity, progress)
         view = View(min(about, len(data.shard)), progress.read, unit="row")
@@ -115,7 +117,7 @@ class Predictor:
         return {
             "budget": str(scorer.budget), "long": scorer.long, "columns": columns, "top": request.top,
             "probabilities": request.probabilities, "shard": request.shard, "bad_rows": request.source.bad_rows,
-            "encoding": request.source.encoding, "budgetformer": budgetformer.__version__, "torch": torch.__version__,
+            "encoding": request.source.encoding, "escape_formulas": request.escape_formulas, "budgetformer": budgetformer.__version__, "torch": torch.__version__,
         }  # fmt: skip
 
 

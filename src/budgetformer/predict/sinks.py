@@ -24,6 +24,8 @@ from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageE
 from budgetformer.runs.files import flush, named_write_errors
 
 Row = dict[str, Any]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
+NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 
 
 def format_of(output: Path) -> str:
@@ -39,17 +41,27 @@ class Sink:
     """Takes windows of rows for an output (None: standard output), in the format of its ending.
 
     columns: the input's. added: the answer's columns and their kinds. header: whether CSV begins with one. schema: of
-    Parquet input. The windows lie in OUT.parts; the output gets its name only when it is complete.
+    Parquet input. escape: whether spreadsheets must not take a cell of CSV for a formula. The windows lie in
+    OUT.parts; the output gets its name only when it is complete.
     """
 
     def __init__(
-        self, output: Path | None, columns: Sequence[str], added: dict[str, str], *, header: bool, schema: Any
+        self,
+        output: Path | None,
+        columns: Sequence[str],
+        added: dict[str, str],
+        *,
+        header: bool,
+        schema: Any,
+        escape: bool,
     ) -> None:
         self.output, self.count = output, 0
         kind = format_of(output) if output else "jsonl"
-        self.format = _Parquet(columns, added, schema) if kind == "parquet" else _Text(
-            kind, [*columns, *added], header, compressed=output is not None and output.name.endswith(".gz")
-        )  # fmt: skip
+        if escape and kind not in ("csv", "tsv"):
+            raise UsageError("--escape-formulas is for CSV and TSV, which spreadsheets open: leave it out")
+        compressed = output is not None and output.name.endswith(".gz")
+        text = _Text(kind, [*columns, *added], header, compressed, escape)
+        self.format = _Parquet(columns, added, schema) if kind == "parquet" else text
         self.folder = output.with_name(output.name + ".parts") if output else Path()
 
     def open(self, count: int, size: int) -> None:
@@ -117,8 +129,8 @@ def remove_parts(folder: Path) -> None:
 class _Text:
     """CSV, TSV or JSON lines. Compressed, the header and every window are gzip members of their own."""
 
-    def __init__(self, kind: str, columns: list[str], header: bool, compressed: bool) -> None:
-        self.kind, self.columns, self.compressed = kind, columns, compressed
+    def __init__(self, kind: str, columns: list[str], header: bool, compressed: bool, escape: bool) -> None:
+        self.kind, self.columns, self.compressed, self.escape = kind, columns, compressed, escape
         names = [dict(zip(columns, columns, strict=True))]
         self.header = self.encode(names) if header and kind != "jsonl" else b""
 
@@ -148,8 +160,16 @@ class _Text:
             if unknown := row.keys() - known:
                 why = f"none of the columns that the first rows have, so {self.kind.upper()} has no place for it"
                 raise TextError(number, f"the field {min(unknown)!r} is {why}: write JSON lines (-o NAME.jsonl)")
-            writer.writerow([_cell(row.get(column)) for column in self.columns])
+            writer.writerow([self._cell(row.get(column)) for column in self.columns])
         return lines
+
+    def _cell(self, value: Any) -> Any:
+        """Lists, objects and truth values as JSON writes them; nothing for None."""
+        if isinstance(value, bool | list | dict):
+            return json.dumps(value, ensure_ascii=False, default=str)
+        if self.escape and isinstance(value, str) and value.startswith(FORMULA) and not NUMBER.fullmatch(value):
+            return "'" + value
+        return value
 
 
 class _Lines(list[str]):
@@ -157,13 +177,6 @@ class _Lines(list[str]):
 
     def write(self, line: str) -> None:
         self.append(line.removesuffix("\r\n") + "\n")
-
-
-def _cell(value: Any) -> Any:
-    """Lists, objects and truth values as JSON writes them; nothing for None."""
-    if isinstance(value, bool | list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return value
 
 
 class _Parquet:
