@@ -1,4 +1,4 @@
-"""The command line: one thin file a verb; heavy imports happen inside the verb."""
+"""The command line: one thin file per verb; heavy imports happen inside the verb."""
 
 from __future__ import annotations
 

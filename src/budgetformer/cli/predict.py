@@ -50,7 +50,7 @@ def predict(
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
     workers: Annotated[
-        int | None, typer.Option(help="A folder's files on a Ray cluster, with so many models (0: one a CPU).", min=0)
+        int | None, typer.Option(help="A folder's files on a Ray cluster, with so many models (0: one per CPU).", min=0)
     ] = None,
     encoding: Annotated[str, _data("encoding")] = "utf-8",
     bad_rows: Annotated[str, _data("bad_rows")] = "error",

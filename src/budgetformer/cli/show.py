@@ -65,7 +65,7 @@ def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
         "mean s (predicted)": f"{budget['s_mean']:.3f}",
         "heads executed, k/H": f"{budget['k_over_h']:.3f}",
         "k/H by layer": " ".join(f"{share:.2f}" for share in budget["k_over_h_per_layer"]),
-        "FLOPs a text (counted)": f"{cost['flops_per_text']:.3e}",
+        "FLOPs per text (counted)": f"{cost['flops_per_text']:.3e}",
         "of the dense twin's": f"{cost['flops_ratio']:.1%}",
         "least that head budgets allow": f"{1 - cost['attention_share_of_dense']:.1%}",
     }
@@ -105,7 +105,7 @@ def print_calibration(result: dict[str, Any], run: Path) -> None:
         "against all heads": "{paired}", "k/H": "{k_over_h:.3f}", "attention FLOPs": "{attention_flops_ratio:.1%}",
         "FLOPs": "{flops_ratio:.1%}",
     }  # fmt: skip
-    columns |= {"ms a text": "{ms_per_text:.2f}"} if rows[0]["ms_per_text"] is not None else {}
+    columns |= {"ms per text": "{ms_per_text:.2f}"} if rows[0]["ms_per_text"] is not None else {}
     print_table(f"{run} on {result['rows']} {result['split']} rows", columns, rows, left=["budget"])
     for name, point in result["points"].items():
         print_line(f"--budget {name} is {point['dial']}: {point['metric']} {point['score']:.4f}")
@@ -142,6 +142,6 @@ def print_run_bench(result: dict[str, Any]) -> None:
     print_line(limits.format_map(result))
     for name, energy in (result["energy"] or {}).items():
         print_line(
-            f"{name}: {energy['joules']:.1f} J and {energy['grams_co2']:.4f} g CO2 a thousand texts, "
+            f"{name}: {energy['joules']:.1f} J and {energy['grams_co2']:.4f} g CO2 per thousand texts, "
             f"{energy['source']}; intensity: {energy['intensity']}"
         )
