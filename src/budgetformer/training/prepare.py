@@ -56,8 +56,9 @@ def _tokenizer(
     if (folder / "tokenizer.json").exists():  # a resumed run, or another process was first
         return load_tokenizer(folder, offline=True)
     if name := recipe.tokenizer or recipe.base:
-        tokenizer = load_tokenizer(name, offline=offline)
+        tokenizer = load_tokenizer(name, offline=data.source.offline)
     else:
+        log(f"training the tokenizer on {data.splits['train'].rows} texts")
         log(f"training a tokenizer on the texts of {data.splits['train'].rows} rows")
         tokenizer = train_tokenizer(Texts(data.splits["train"]), vocab_size=recipe.vocab_size)
     save_tokenizer(tokenizer, folder)
