@@ -44,8 +44,7 @@ def predict(
     split: Annotated[str | None, typer.Option(help="Which split of a data set (default: test).")] = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only the I-th of N equal parts.")] = None,
     escape_formulas: Annotated[
-        bool,
-        typer.Option("--escape-formulas", help="CSV, TSV: a quote (') before cells that a spreadsheet would compute."),
+        bool, typer.Option("--escape-formulas", help="In CSV, a quote (') before what a spreadsheet would compute.")
     ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,

@@ -117,7 +117,8 @@ class Predictor:
         return {
             "budget": str(scorer.budget), "long": scorer.long, "columns": columns, "top": request.top,
             "probabilities": request.probabilities, "shard": request.shard, "bad_rows": request.source.bad_rows,
-            "encoding": request.source.encoding, "escape_formulas": request.escape_formulas, "budgetformer": budgetformer.__version__, "torch": torch.__version__,
+            "encoding": request.source.encoding, "escape_formulas": request.escape_formulas,
+            "budgetformer": budgetformer.__version__, "torch": torch.__version__,
         }  # fmt: skip
 
 

@@ -46,14 +46,7 @@ class Sink:
     """
 
     def __init__(
-        self,
-        output: Path | None,
-        columns: Sequence[str],
-        added: dict[str, str],
-        *,
-        header: bool,
-        schema: Any,
-        escape: bool,
+        self, output: Path | None, columns: list[str], added: dict[str, str], *, header: bool, schema: Any, escape: bool
     ) -> None:
         self.output, self.count = output, 0
         kind = format_of(output) if output else "jsonl"
