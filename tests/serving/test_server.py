@@ -100,6 +100,17 @@ def test_a_server_answers_refuses_and_drains(run: Path) -> None:
         assert server.process.stderr.read() == "WARNING:  Invalid HTTP request received.\n"
 
 
+def test_a_second_signal_ends_a_server_that_still_waits(run: Path) -> None:
+    with serving(run, "--set", "timeout=60") as server, socket.create_connection(("127.0.0.1", server.port)) as half:
+        half.sendall(b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 20\r\n\r\n{")
+        server.ask("GET", "/health")
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(1)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(10) == 130
+
+
 def large_bodies(server: Server) -> None:
     large = b'{"text": "' + b"x" * 200_000 + b'"}'
     status, answer = server.ask("POST", "/predict", large)

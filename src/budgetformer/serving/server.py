@@ -46,7 +46,7 @@ def serve(settings: Settings) -> None:
             _announce(listening, settings)
             config.app, config.factory = app, False
             for stop in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles both, and then raises them once more
-                signal.signal(stop, lambda *_: None)
+                signal.signal(stop, signal.SIG_IGN)
             uvicorn.Server(config).run([listening])
             return
         os.environ[_METRICS] = folder
