@@ -88,7 +88,7 @@ def test_training_says_that_it_trains_a_tokenizer(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
     lines: list[str] = []
     prepare(DataSource(str(tmp_path / "d.csv")), Recipe.make(vocab_size=200), tmp_path / "run", lines.append)
-    assert "training a tokenizer on the texts of 40 rows" in lines
+    assert "training the tokenizer on 40 texts" in lines
 
 
 def test_rare_characters_do_not_fill_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -59,7 +59,6 @@ def _tokenizer(
         tokenizer = load_tokenizer(name, offline=data.source.offline)
     else:
         log(f"training the tokenizer on {data.splits['train'].rows} texts")
-        log(f"training a tokenizer on the texts of {data.splits['train'].rows} rows")
         tokenizer = train_tokenizer(Texts(data.splits["train"]), vocab_size=recipe.vocab_size)
     save_tokenizer(tokenizer, folder)
     return load_tokenizer(folder, offline=True)
