@@ -41,7 +41,7 @@ def make_run(folder: Path) -> Path:
     """An untrained model with its tokenizer, as the directory of a run."""
     from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
     from budgetformer.data import train_tokenizer
-    from budgetformer.runs.run import FORMAT_VERSION
+    from budgetformer.runs.record import FORMAT_VERSION
     from budgetformer.training.recipe import PRESETS
 
     tokenizer = train_tokenizer([" ".join(WORDS)], vocab_size=300)

@@ -10,7 +10,7 @@ import pytest
 
 from budgetformer.errors import UsageError
 from budgetformer.runs.files import LOCK, locked
-from budgetformer.runs.run import FORMAT_VERSION
+from budgetformer.runs.record import FORMAT_VERSION
 from tests.cli.test_train import SMALL, ending
 from tests.processes import command, forked
 

@@ -18,7 +18,7 @@ from budgetformer.export.network import GATE, build, check
 from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import hash_file, read_json, write_directory, write_json
+from budgetformer.runs.files import hash_files, read_json, write_directory, write_json
 from budgetformer.runs.provenance import environment
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def export_model(
             "positions": config.max_position_embeddings, "vocabulary": config.vocab_size,
             "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
             "bytes": file.stat().st_size,
-            "sha256": {path.name: hash_file(path) for path in (file, staged / "tokenizer.json")},
+            "sha256": hash_files(staged),
             "files": sorted({"export.json", *(path.name for path in staged.iterdir())}),
             "verification": verification, "int8": quantized, "environment": environment("onnx", "onnxruntime"),
         })  # fmt: skip

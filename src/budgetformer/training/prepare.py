@@ -14,7 +14,7 @@ from budgetformer.data.dataset import Texts
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.runs.files import write_files
-from budgetformer.runs.run import TASKS
+from budgetformer.runs.record import TASKS
 from budgetformer.training.recipe import Recipe
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from budgetformer.data.splits import sample_rows
 from budgetformer.engine.scores import Scores, score
@@ -19,9 +19,10 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_card, write_report
-from budgetformer.runs.files import LOCK, locked, named_write_errors, read_json, write_json
+from budgetformer.runs.files import LOCK, locked, read_json, write_bytes, write_json
 from budgetformer.runs.provenance import environment
-from budgetformer.runs.run import FORMAT_VERSION, TRAINING_ROWS, check_format
+from budgetformer.runs.record import FORMAT_VERSION, check_format
+from budgetformer.runs.run import TRAINING_ROWS
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.recipe import Recipe
 
@@ -135,11 +136,7 @@ def record_of(
 
 def write_training_rows(prepared: Prepared, folder: Path) -> None:
     """The hashes of the training texts, so that evaluation can tell which rows of a file were trained on."""
-    path = folder / TRAINING_ROWS
-    with named_write_errors(path):
-        temporary = path.with_name(f".{path.name}.tmp")
-        save_file({"hashes": prepared.data.splits["train"].hashes}, temporary)
-        temporary.replace(path)
+    write_bytes(folder / TRAINING_ROWS, save({"hashes": prepared.data.splits["train"].hashes}))
 
 
 def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> Scores:

@@ -25,7 +25,14 @@ from budgetformer.errors import ModelError
 from budgetformer.models.bases import read_base
 from budgetformer.models.importance import calibrate_thresholds
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_files, write_json
+from budgetformer.runs.files import (
+    check_identity,
+    hash_files,
+    named_write_errors,
+    write_directory,
+    write_files,
+    write_json,
+)
 from budgetformer.runs.run import Run
 from budgetformer.training import record as records
 from budgetformer.training.accelerator import make_accelerator
@@ -168,7 +175,7 @@ class _Session:
             outcome = records.evaluate_run(prepared, folder, fit.model) if self.evaluate else None
             if on_finished is not None and outcome is not None:
                 on_finished(prepared, folder, fit.model, outcome)
-            write_json(record_file, {**record, "training": fit.facts, "status": "done"})
+            write_json(record_file, {**record, "training": fit.facts, "sha256": hash_files(folder), "status": "done"})
         self.accelerator.wait_for_everyone()
         self.accelerator.free_memory()  # it holds on to models and optimisers, and another model may follow
         return outcome
