@@ -48,6 +48,18 @@ def test_the_runs_own_file_is_known_by_its_content(
     assert not set(held_out.data.splits["validation"].hashes.tolist()) & expected
 
 
+def test_a_relative_path_is_found_from_another_directory(
+    tiny_run: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = kept_back(Run.open(tiny_run))
+    folder = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    record = json.loads((folder / "run.json").read_text())
+    assert record["data_path"] == str(reviews.resolve())
+    (folder / "run.json").write_text(json.dumps({**record, "data": {**record["data"], "data": reviews.name}}))
+    monkeypatch.chdir(tmp_path)
+    assert kept_back(Run.open(folder)) == expected
+
+
 def test_of_a_training_file_that_grew_the_new_rows_are_left(tiny_run: Path, reviews: Path, tmp_path: Path) -> None:
     run = Run.open(tiny_run)
     grown = tmp_path / "grown.csv"
