@@ -28,16 +28,11 @@ class NativeBase(nn.Module):
         assert config.attention_dropout is not None
         self.encoder = BudgetedEncoder(
             [make_gate(config, layer) for layer in range(config.num_hidden_layers)],
-            vocab=config.vocab_size,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
-            positions=config.max_position_embeddings,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            activation=config.hidden_act,
-            scale_embeddings=config.scale_embeddings,
-            segments=config.segment_embeddings,
-        )
+            vocab=config.vocab_size, width=config.hidden_size, inner=config.intermediate_size,
+            positions=config.max_position_embeddings, dropout=config.dropout,
+            attention_dropout=config.attention_dropout, activation=config.hidden_act,
+            scale_embeddings=config.scale_embeddings, segments=config.segment_embeddings,
+        )  # fmt: skip
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, config.labels)
 

@@ -229,15 +229,9 @@ class AllHeads(HeadAllocator):
     selects = can_dial = per_input = False
 
     def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None) -> Allocation:
-        B, H = x_BND.shape[0], self.num_heads
-        ones = torch.ones(B, H, device=x_BND.device)
-        return Allocation(
-            budget=ones[:, 0],
-            relevance=ones / H,
-            heads=torch.full((B,), H, device=x_BND.device),
-            active=ones.bool(),
-            weights=None,
-        )
+        (B, H), device = (len(x_BND), self.num_heads), x_BND.device
+        ones = torch.ones(B, H, device=device)
+        return Allocation(ones[:, 0], ones / H, torch.full((B,), H, device=device), ones.bool(), weights=None)
 
 
 class GatedHeads(HeadAllocator):
