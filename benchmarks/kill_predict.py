@@ -1,72 +1,118 @@
-"""kill -9 `budgetformer predict` at random moments, resume it each time, and compare with the output of one go.
+"""Kill `budgetformer predict` at random moments, resume it each time, and compare with the output of one go.
 
-    python benchmarks/kill_predict.py [--kills 20] [--rows 20000] [--seed 0]
+    python benchmarks/kill_predict.py [--kills 100] [--rows 20000] [--seed 0]
 
-Exits with 1 if a byte differs.
+SIGKILL, SIGTERM and SIGINT take turns, over CSV, compressed JSON lines and Parquet; most of them come while rows are
+scored or joined, some while the program starts. Exits with 1 if a byte of an output or of its bad rows differs, if
+something is left behind, or if a signal that can be caught does not end the process with exit code 130.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from scoring import make_run, write_rows
 
-FORMATS = ("csv", "jsonl", "jsonl.gz", "parquet")
+FORMATS = ("csv", "jsonl.gz", "parquet")
+SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
+EARLY = 0.1  # of the kills come while the program starts
+
+
+class Job:
+    """One output that is begun, killed and resumed."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder, self.output = folder, folder / name
+        self.state, self.bad = folder / f"{name}.progress.json", folder / f"{name}.bad.jsonl"
+
+    def start(self) -> subprocess.Popen[bytes]:
+        words = ["predict", str(self.folder / "run"), str(self.folder / "rows.csv"), "-o", str(self.output)]
+        command = [sys.executable, "-m", "budgetformer", *words, "--bad-rows", "skip", "--resume"]
+        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+    def run(self) -> tuple[float, float]:
+        """Let it end; seconds until it has begun to score, and from there on."""
+        began = time.monotonic()
+        child = self.start()
+        self.wait_until_scoring(child)
+        scoring = time.monotonic()
+        if child.wait() != 0:
+            sys.exit(f"{self.output.name}: predict failed with exit code {child.returncode}")
+        return scoring - began, time.monotonic() - scoring
+
+    def wait_until_scoring(self, child: subprocess.Popen[bytes]) -> None:
+        """Until the progress is written for the first time, anew by a resumed process."""
+        before = self.state.stat().st_mtime_ns if self.state.exists() else 0
+        while child.poll() is None and not (self.state.exists() and _modified(self.state) != before):
+            time.sleep(0.01)
+
+    def kill(self, which: signal.Signals, early: float | None, late: float) -> bool:
+        """Start it and send a signal so many seconds after the start (early) or after scoring began (late); whether
+        the signal came before the end."""
+        child = self.start()
+        try:
+            if early is None:
+                self.wait_until_scoring(child)
+            child.wait(timeout=late if early is None else early)
+        except subprocess.TimeoutExpired:
+            child.send_signal(which)
+        code = child.wait()
+        uncaught = which is signal.SIGKILL or early is not None or self.output.exists()  # Python itself starts or ends
+        if code not in (0, 130) and not (uncaught and code == -which):
+            sys.exit(f"{self.output.name}: exit code {code} after {which.name}")
+        return code != 0
+
+
+def _modified(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    rng = random.Random(options.seed)
+    rng, kills, outputs = random.Random(options.seed), Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_run(folder / "run", "tiny")
         write_rows(folder / "rows.csv", options.rows, 0)
-
-        def command(output: Path) -> list[str]:
-            words = ["predict", str(folder / "run"), str(folder / "rows.csv"), "-o", str(output), "--resume"]
-            return [sys.executable, "-m", "budgetformer", *words]
-
-        duration = 0.0
+        with (folder / "rows.csv").open("a") as file:
+            file.write("a row,of,too many fields\n")
         for ending in FORMATS:
-            began = time.monotonic()
-            subprocess.run(command(folder / f"whole.{ending}"), check=True, capture_output=True)
-            duration = max(duration, time.monotonic() - began)
-        print(f"one go takes {duration:.0f} s")
-        kills = finished = 0
-        while kills < options.kills:
-            ending = FORMATS[finished % len(FORMATS)]
-            broken = folder / f"broken.{ending}"
-            while not broken.exists():
-                child = subprocess.Popen(command(broken), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-                moment = rng.uniform(0.2, 1.0) * duration if kills < options.kills else None
-                try:
-                    if child.wait(timeout=moment) != 0:
-                        sys.exit(f"a resumed run failed with exit code {child.returncode}")
-                except subprocess.TimeoutExpired:
-                    os.kill(child.pid, signal.SIGKILL)
-                    child.wait()
-                    kills += 1
-                    left = sorted(path.name for path in folder.glob("broken*"))
-                    print(f"  kill {kills}: {left}", flush=True)
-            subprocess.run(command(broken), check=True, capture_output=True)  # a kill may have come after the end
-            if broken.read_bytes() != (folder / f"whole.{ending}").read_bytes():
-                sys.exit(f"{broken.name} differs from the output of one go")
-            finished += 1
-            print(f"  {broken.name} is the same", flush=True)
-            broken.unlink()
-        print(f"{kills} kills, {finished} outputs, all byte for byte those of one go")
+            start, scoring = Job(folder, f"one-go.{ending}").run()
+        print(f"one go takes {start + scoring:.0f} s, {start:.0f} of them before it scores", flush=True)
+        while kills.total() < options.kills:
+            ending = FORMATS[outputs.total() % len(FORMATS)]
+            killed, one_go = Job(folder, f"killed.{ending}"), Job(folder, f"one-go.{ending}")
+            while not killed.output.exists() and kills.total() < options.kills:
+                which = SIGNALS[kills.total() % len(SIGNALS)]
+                early = rng.uniform(0, start) if rng.random() < EARLY else None
+                kills[which.name] += killed.kill(which, early, rng.uniform(0, scoring / 2))
+            killed.run()
+            for path, expected in ((killed.output, one_go.output), (killed.bad, one_go.bad)):
+                if path.read_bytes() != expected.read_bytes():
+                    sys.exit(f"{path.name} differs from that of one go")
+                path.unlink()
+            if left := [path.name for path in folder.glob("*killed*")]:
+                sys.exit(f"left behind: {left}")
+            outputs[ending] += 1
+            print(f"  {ending} is the same, {kills.total()} kills so far", flush=True)
+    sent = ", ".join(f"{count} {name}" for name, count in sorted(kills.items()))
+    written = ", ".join(f"{count} {ending}" for ending, count in outputs.items())
+    print(f"{kills.total()} kills ({sent}), {outputs.total()} outputs ({written}), all byte for byte those of one go")
 
 
 if __name__ == "__main__":

@@ -24,8 +24,8 @@ import torch
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource, collate, eval_plan, train_tokenizer
-from budgetformer.evaluate import eval_tokens
 from budgetformer.predict.job import Predictor, Request
+from budgetformer.runs.run import FORMAT_VERSION, Run
 
 WORDS = "the film was a story of some people in town with music and light and a long road home to sea".split()
 
@@ -51,36 +51,41 @@ def make_run(folder: Path, preset: str) -> None:
     )
     BudgetFormerForSequenceClassification(config).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    record = {"max_length": 64, "data": {"text": "text", "text_pair": None}, "text_columns": ["text"]}
+    record = {
+        "format_version": FORMAT_VERSION, "name": folder.name, "status": "done", "max_length": 64, "pairs": False,
+        "data": {"data": "rows.csv", "text": "text", "text_pair": None}, "text_columns": ["text"],
+        "task": config.task, "labels": config.label_names,
+    }  # fmt: skip
     (folder / "run.json").write_text(json.dumps(record))
 
 
-def bare_loop(predictor: Predictor, batches: list[Any]) -> float:
+def bare_loop(model: torch.nn.Module, batches: list[dict[str, torch.Tensor]]) -> float:
     began = time.perf_counter()
     with torch.inference_mode():
         for batch in batches:
-            predictor.scorer.model(batch.input_ids, batch.attention_mask, budget="learned").logits.numpy()
+            model(**batch, budget="learned").logits.numpy()
     return time.perf_counter() - began
 
 
 def speed(folder: Path, rows: int, blocks: int) -> dict[str, Any]:
-    predictor = Predictor.from_run(folder / "run")
+    predictor = Predictor(Run.open(folder / "run"))
+    model = predictor.run.model
     seconds = {"predict": 0.0, "bare loop": 0.0}
     for block in range(blocks + 1):  # the first warms up
         data = folder / "block.csv"
         write_rows(data, rows // blocks if block else 2000, block)
         texts = [line.partition(",")[2] for line in data.read_text().splitlines()[1:]]
-        encoded = predictor.scorer.encode(texts).encoded
-        plan = eval_plan(encoded.lengths, token_budget=eval_tokens(torch.device("cpu")))
-        batches = [collate(encoded, chosen, 0) for chosen in plan]
-        loop = bare_loop(predictor, batches)
+        table = predictor.scorer.encode(texts)
+        plan = eval_plan(table.lengths, token_budget=predictor.scorer.engine.batch_tokens)
+        batches = [collate(table, rows_of_batch, 0).tensors() for rows_of_batch in plan]
+        loop = bare_loop(model, batches)
         began = time.perf_counter()
         request = Request(DataSource(str(data)), folder / "out.jsonl", overwrite=True)
         predictor.predict(request, lambda line: None)
         spent = time.perf_counter() - began
         if block:
             seconds["predict"] += spent
-            seconds["bare loop"] += (loop + bare_loop(predictor, batches)) / 2  # before and after: machines drift
+            seconds["bare loop"] += (loop + bare_loop(model, batches)) / 2  # before and after: machines drift
     done = rows // blocks * blocks
     rates = {f"{name} rows/s": done / spent for name, spent in seconds.items()}
     return {**rates, "predict / bare loop": seconds["bare loop"] / seconds["predict"]}

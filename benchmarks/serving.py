@@ -4,7 +4,8 @@
 
 Starts `budgetformer serve` and puts load on it from another process. Closed loop: so many clients, each waiting for its
 answer, with batching and without, in turns. Open loop: ten times the requests that were answered, on schedule, whatever
-the answers. Without RUN it serves an untrained model of the `small` preset's size.
+the answers. Half open: a server that may have 256 files, without and with 400 connections that stop inside a header.
+Without RUN it serves an untrained model of the `small` preset's size.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import random
 import re
 import signal
+import socket
 import statistics
 import subprocess
 import sys
@@ -23,7 +25,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,13 +33,15 @@ WORDS = "the a of film story music town light people night river great awful dul
 OVERLOAD = 10
 OVERLOAD_TEXTS = 16  # of a request: so the model is the bottleneck, not the parsing of refused requests
 MOST_CONNECTIONS = 800
+HALF_OPEN, FEW_FILES = 400, 256
+HALF_HEADER = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1"
 
 
 def make_run(folder: Path) -> Path:
     """An untrained model with its tokenizer, as the directory of a run."""
     from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
     from budgetformer.data import train_tokenizer
-    from budgetformer.runs.run import FORMAT_VERSION
+    from budgetformer.runs.record import FORMAT_VERSION
     from budgetformer.training.recipe import PRESETS
 
     tokenizer = train_tokenizer([" ".join(WORDS)], vocab_size=300)
@@ -53,25 +57,26 @@ def make_run(folder: Path) -> Path:
 
 
 @contextmanager
-def served(run: Path, *flags: str) -> Iterator[tuple[int, int]]:
-    """A ready server: its port and its process id."""
+def served(run: Path, *flags: str, files: int | None = None) -> Iterator[tuple[int, int, Path]]:
+    """A ready server: its port, its process id and its log; `files` limits those that it may open."""
     words = [sys.executable, "-m", "budgetformer", "serve", str(run), "--port", "0", *flags]
-    process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    try:
-        assert process.stderr
-        line = process.stderr.readline()
-        found = re.search(r":(\d+)$", line.strip())
-        if not found:
-            sys.exit(f"the server did not start: {line}{process.stderr.read()}")
-        port = int(found[1])
-        asyncio.run(until_ready(port))
-        yield port, process.pid
-        process.send_signal(signal.SIGTERM)
-        if process.wait(60) != 0:
-            sys.exit(f"the server ended with {process.returncode}")
-    finally:
-        process.kill()
-        process.wait()
+    limited = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
+    with tempfile.NamedTemporaryFile() as stderr:
+        log = Path(stderr.name)
+        process = subprocess.Popen([*limited, *words], stderr=stderr)
+        try:
+            while not (line := re.search(r"serving .*:(\d+)", log.read_text())):
+                if process.poll() is not None:
+                    sys.exit(f"the server did not start: {log.read_text()}")
+                time.sleep(0.05)
+            asyncio.run(until_ready(int(line[1])))
+            yield int(line[1]), process.pid, log
+            process.send_signal(signal.SIGTERM)
+            if process.wait(60) != 0:
+                sys.exit(f"the server ended with {process.returncode}")
+        finally:
+            process.kill()
+            process.wait()
 
 
 class Connection(asyncio.Protocol):
@@ -88,8 +93,8 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         self.received += data
-        head, found, rest = self.received.partition(b"\r\n\r\n")
-        if found and len(rest) >= int(re.search(rb"content-length: (\d+)", head)[1]):  # type: ignore[index]
+        head, end, rest = self.received.partition(b"\r\n\r\n")
+        if end and len(rest) >= int(re.search(rb"content-length: (\d+)", head)[1]):  # type: ignore[index]
             self.received = b""
             if self.answer and not self.answer.done():
                 self.answer.set_result(int(head[9:12]))
@@ -106,7 +111,7 @@ async def connect(port: int) -> Connection:
 
 async def until_ready(port: int) -> None:
     connection = await connect(port)
-    while await connection.ask(b"GET /ready HTTP/1.1\r\nHost: a\r\n\r\n") != 200:
+    while await connection.ask(b"GET /ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n") != 200:
         await asyncio.sleep(0.05)
 
 
@@ -117,7 +122,9 @@ def requests(texts: int, seed: int = 0) -> list[bytes]:
     for _ in range(500):
         some = [" ".join(rng.choices(WORDS, k=rng.randint(3, 40))) for _ in range(texts)]
         body = json.dumps({"text": some[0]} if texts == 1 else {"texts": some}).encode()
-        head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        head = (
+            b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+        )
         made.append(head % len(body) + body)
     return made
 
@@ -199,16 +206,16 @@ def resident(pid: int) -> float:
 
 def batching(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     """The same closed loop with and without batches, in turns."""
-    found: dict[str, list[dict[str, Any]]] = {"batching": [], "single": []}
+    measured: dict[str, list[dict[str, Any]]] = {"batching": [], "single": []}
     single = (*options.flags, "--set", "batch_tokens=1")
-    with served(run, *options.flags) as (together, _), served(run, *single) as (alone, _):
+    with served(run, *options.flags) as (together, *_), served(run, *single) as (alone, *_):
         for port in (together, alone):
             load("closed_loop", port, options.clients, 2, 1)  # warm up
         for _ in range(options.rounds):
             for name, port in (("batching", together), ("single", alone)):
-                found[name].append(load("closed_loop", port, options.clients, options.seconds, 1))
+                measured[name].append(load("closed_loop", port, options.clients, options.seconds, 1))
     result: dict[str, Any] = {"clients": options.clients}
-    for name, rounds in found.items():
+    for name, rounds in measured.items():
         result[name] = {key: statistics.median(r[key] for r in rounds) for key in ("per_second", "p50_ms", "p99_ms")}
         result[name]["codes"] = sum((Counter(r["codes"]) for r in rounds), Counter())
     result["throughput_ratio"] = result["batching"]["per_second"] / result["single"]["per_second"]
@@ -218,7 +225,7 @@ def batching(run: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def overload(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Ten times what the service can do; then what it does at once afterwards."""
-    with served(run, *options.flags) as (port, pid):
+    with served(run, *options.flags) as (port, pid, _):
         before = load("closed_loop", port, 8, options.seconds, OVERLOAD_TEXTS)
         memory = [resident(pid)]
         rounds = []
@@ -237,6 +244,25 @@ def overload(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def half_open(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """The same closed loop without and with many connections whose headers never end, in turns."""
+    rounds: dict[str, list[dict[str, Any]]] = {"usual": [], "half_open": []}
+    with served(run, *options.flags, files=FEW_FILES) as (port, _, log):
+        load("closed_loop", port, 8, 2, 1)  # warm up
+        for _ in range(options.rounds):
+            rounds["usual"].append(load("closed_loop", port, 8, options.seconds, 1))
+            with ExitStack() as stack:
+                for _ in range(HALF_OPEN):
+                    stack.enter_context(socket.create_connection(("127.0.0.1", port))).sendall(HALF_HEADER)
+                rounds["half_open"].append(load("closed_loop", port, 8, options.seconds, 1))
+        log_bytes = log.stat().st_size
+    result: dict[str, Any] = {"connections": HALF_OPEN, "files": FEW_FILES, "log_bytes": log_bytes}
+    for name, each in rounds.items():
+        result[name] = {key: statistics.median(r[key] for r in each) for key in ("per_second", "p50_ms", "p99_ms")}
+        result[name]["codes"] = sum((Counter(r["codes"]) for r in each), Counter())
+    return result
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path)
@@ -253,7 +279,8 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         run = options.run or make_run(Path(folder))
-        result = {"batching": batching(run, options), "overload": overload(run, options)}
+        parts = {"batching": batching, "overload": overload, "half_open": half_open}
+        result = {name: part(run, options) for name, part in parts.items()}
     if options.json:
         print(json.dumps(result, indent=2))
         return
@@ -265,6 +292,11 @@ def main() -> None:
     print(f"overload: {over['capacity_per_second']:.0f} requests/s can be answered, {over['offered_per_second']} came: "
           f"{dict(over['codes'])}, p99 of the accepted {over['p99_ms']:.0f} ms, memory {over['resident_mib']} MiB, "
           f"then {over['recovered']:.2f} of the capacity before, {dict(over['codes_after'])}")  # fmt: skip
+    half = result["half_open"]
+    for name in ("usual", "half_open"):
+        print(f"{name:9} {half[name]['per_second']:7.0f} requests/s  p50 {half[name]['p50_ms']:6.1f} ms  "
+              f"p99 {half[name]['p99_ms']:6.1f} ms  {dict(half[name]['codes'])}")  # fmt: skip
+    print(f"{half['connections']} half-open connections, {half['files']} files: {half['log_bytes']} bytes of log")
 
 
 if __name__ == "__main__":

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ast
+import re
 import runpy
 from pathlib import Path
 
 import pytest
 
+import budgetformer
+import budgetformer.nn
 from budgetformer.serving.service import Engine
 from budgetformer.serving.settings import Settings
 from tests.models.tiny import save_base
@@ -31,18 +35,27 @@ def test_example(example: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [line for line in SAYS[example.name] if line not in out] == [], out
 
 
-def test_an_encoder_is_retrofitted_calibrated_and_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    served: list[Settings] = []
-    base, reviews = (
-        save_base(tmp_path / "base", max_position_embeddings=128),
-        write_reviews(tmp_path / "r.csv", rows=80),
-    )
+def test_examples_use_public_names_alone() -> None:
+    public = {"budgetformer": set(budgetformer.__all__), "budgetformer.nn": set(budgetformer.nn.__all__)}
+    for example in EXAMPLES:
+        for node in ast.walk(ast.parse(example.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom) and str(node.module).startswith("budgetformer"):
+                assert {alias.name for alias in node.names} <= public[str(node.module)], example
+            elif isinstance(node, ast.Import):
+                assert [a.name for a in node.names if a.name.startswith("budgetformer.")] == [], example
+
+
+def test_an_encoder_is_retrofitted_calibrated_and_can_be_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = save_base(tmp_path / "base", max_position_embeddings=128)
+    reviews = write_reviews(tmp_path / "r.csv", rows=80)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["retrofit.py", str(base), str(reviews)])
-    monkeypatch.setattr("budgetformer.serving.server.serve", lambda settings, **_: served.append(settings))
     example = next(path for path in EXAMPLES if path.name == "retrofit.py")
     assert len(example.read_text(encoding="utf-8").splitlines()) < 30
     runpy.run_path(str(example), run_name="__main__")
-    engine = Engine(served[0])
+    share = int(re.search(r", (\d+)% of the heads", capsys.readouterr().out)[1])  # type: ignore[index]
+    engine = Engine(Settings(tmp_path / "runs/retrofit", budget="max-drop-0.5"))
     (answer,) = engine.answers(engine.encode([("a superb story", None)]), engine.budget)
-    assert answer["heads"]["used"] < engine.possible
+    assert round(100 * answer["heads"]["used"] / engine.possible) == share < 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -106,6 +107,17 @@ def test_predicting_and_serving_load_no_training_code() -> None:
 def test_the_library_does_not_know_what_is_built_on_it() -> None:
     files = [file for file in SOURCE.rglob("*.py") if "budgetformer_reproduction" in file.read_text(encoding="utf-8")]
     assert files == []
+
+
+def test_the_picture_in_contributing_is_true() -> None:
+    guide = (Path(__file__).parents[1] / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = guide.split("| --- | --- |")[1].split("\n\n")[0]
+    assert [set(re.findall("`(.+?)`", line.split("|")[1])) for line in table.strip().splitlines()] == FLOORS[:-1]
+    walk = guide.split("### One CSV row on its way")[1].split("###")[0]
+    code = "".join(file.read_text(encoding="utf-8") for file in SOURCE.rglob("*.py"))
+    assert [n for n in re.findall(r"`(\w+?)`", walk) if not re.search(rf"(class|def) {n}\b", code)] == []
+    served = walk.split("- **serve**")[1].split("- **")[0]
+    assert served.count("->") == 8
 
 
 def test_every_file_stands_in_a_known_room() -> None:

@@ -18,18 +18,24 @@ from budgetformer.data import DataSource
 from budgetformer.engine.answers import named
 from tests.processes import command
 
+
+def lengthened(*texts: str) -> list[tuple[str, ...]]:
+    """Each text by itself and repeated, up to more than the models read."""
+    return [(" ".join([text] * times),) for text in texts for times in (1, 4, 15)]
+
+
 TEXTS = {
-    "tiny_run": [("a superb story of a town",), ("a dull film " * 12,), ("the worst script",), ("town",)],
-    "tiny_pairs": [("red box 1", "red"), ("red box 2", "blue"), ("box", "a box that is red")],
-    "tiny_multi": [("w1 x 3",), ("w2 x",), ("w3 x 12 x x x x",)],
-    "tiny_regression": [("w1 x 3",), ("w2 x",), ("w3 x 12 x x x x",)],
-    "tiny_staged": [
-        ("a superb story of a town",),
-        ("dull film, great people",),
-        ("the worst script",),
-        ("a town " * 20,),
+    "tiny_run": lengthened("a superb story of a town", "a dull film", "the worst script", "town"),
+    "tiny_pairs": [
+        ("red box 1", "red"),
+        ("red box 2", "blue"),
+        ("box " * 40, "red " * 40),
+        ("box", "a box that is red"),
     ],
-    "tiny_base": [("a superb story of a town",), ("a dull film " * 12,), ("the worst script",)],
+    "tiny_multi": lengthened("w1 x 3", "w2 x", "w3 x 12 x x x x"),
+    "tiny_regression": lengthened("w1 x 3", "w2 x", "w3 x 12 x x x x"),
+    "tiny_staged": lengthened("a superb story of a town", "dull film, great people", "the worst script"),
+    "tiny_base": lengthened("a superb story of a town", "the worst script"),
 }
 CLOSE = 2e-6  # answers are rounded to six decimals, and the last bits of a sum depend on the batch
 
@@ -137,8 +143,8 @@ def explained(folder: Path, text: tuple[str, ...], labels: list[str], capsys: py
     capsys.readouterr()
     second = ("--text-pair", text[1]) if len(text) == 2 else ()
     assert command("explain", folder, "--text", text[0], *second, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    return Answer(told["label"], told["probabilities"] if labels else {"": told["label"]})
+    result = json.loads(capsys.readouterr().out)
+    return Answer(result["label"], result["probabilities"] if labels else {"": result["label"]})
 
 
 def piped(

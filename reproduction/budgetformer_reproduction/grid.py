@@ -8,12 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from budgetformer.errors import BudgetFormerError, UsageError
-from budgetformer.runs.files import named_write_errors
+from budgetformer.errors import BudgetFormerError
+from budgetformer.runs.files import locked, named_write_errors
 from budgetformer_reproduction.cell import compute, make_tokenizer
 from budgetformer_reproduction.cells import Cell, Plan
 
@@ -65,7 +65,7 @@ def run_grid(plan: Plan, cells: Sequence[Cell], jobs: int = 1) -> list[Failure]:
         return []
     with named_write_errors(plan.folder):
         (plan.folder / "logs").mkdir(parents=True, exist_ok=True)
-    with _alone(plan.folder):
+    with locked(plan.folder, "computing"):
         for dataset in dict.fromkeys(cell.dataset for cell in todo):
             make_tokenizer(plan, dataset)
         tell(f"{len(todo)} of {len(cells)} cells to compute, {jobs} at once, into {plan.folder / 'cells'}")
@@ -75,22 +75,6 @@ def run_grid(plan: Plan, cells: Sequence[Cell], jobs: int = 1) -> list[Failure]:
         else:
             _here(plan, todo, progress)
     return progress.failures
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Two grids in one folder would write the same files: the second one is refused."""
-    with (folder / ".lock").open("w") as lock:
-        if os.name == "posix":
-            import fcntl
-
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                raise UsageError(
-                    f"{folder} is being computed by another process: wait for it, or give another -o"
-                ) from None
-        yield
 
 
 def _here(plan: Plan, todo: list[Cell], progress: Progress) -> None:

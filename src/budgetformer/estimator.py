@@ -26,7 +26,7 @@ from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import write_directory, write_json
+from budgetformer.runs.files import hash_files, read_json_lines, write_directory, write_json
 from budgetformer.runs.run import Run
 
 if TYPE_CHECKING:
@@ -128,7 +128,8 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             self._scorer.tokenizer.save_pretrained(place)
             lines = (json.dumps(epoch) + "\n" for epoch in self.history_)
             Path(place, "history.jsonl").write_text("".join(lines), encoding="utf-8")
-            write_json(place / "run.json", json.loads(json.dumps({**self._record, "estimator": about}, default=_plain)))
+            record = {**self._record, "sha256": hash_files(place), "estimator": about}
+            write_json(place / "run.json", json.loads(json.dumps(record, default=_plain)))
 
         with _apart():
             write_directory(folder, fill, "Give another directory")
@@ -203,8 +204,8 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         self._record = opened.record
         self._scorer = Scorer(TorchEngine(opened.model), opened.tokenizer, opened.max_length)
         self.n_features_in_ = 2 if self._record.get("pairs") else 1
-        lines = Path(run, "history.jsonl").read_text(encoding="utf-8").splitlines()
-        self.history_ = [line for line in map(json.loads, lines) if line["kind"] == "epoch"]
+        lines = read_json_lines(run / "history.jsonl", "copy the directory again")
+        self.history_ = [dict(line) for line in lines if line["kind"] == "epoch"]
 
 
 def _strings(X: Any) -> NDArray[np.object_]:

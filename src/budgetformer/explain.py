@@ -148,7 +148,8 @@ class Explainer:
             distinct: dict[str, tuple[int, dict[str, Any]]] = {}
             places = []
             for each in budgets:
-                result = _rounded(self._explain(pieces, Dial.parse(each)))
+                exact = json.dumps(self._explain(pieces, Dial.parse(each)))
+                result = json.loads(exact, parse_float=lambda number: round(float(number), 4))
                 key = str([layer["active"] for layer in result["layers"]])
                 places.append(distinct.setdefault(key, (len(distinct), result))[0])
             results = [result for _, result in distinct.values()]
@@ -184,14 +185,6 @@ def slider(budget: str | Dial | None, heads: int) -> tuple[list[str], int]:
     if dial.mode not in ("learned", "full"):
         raise UsageError(f"budget {str(dial)!r} is not on the page's slider: give learned, full, max:X or mean:X")
     return budgets, budgets.index(dial.mode)
-
-
-def _rounded(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _rounded(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_rounded(each) for each in value]
-    return round(value, 4) if isinstance(value, float) else value
 
 
 def page(data: Mapping[str, Any] | None = None) -> str:

@@ -90,6 +90,10 @@ def test_calibrated_points_are_names_for_eval(
     held_out = write_reviews(tmp_path / "more.csv", rows=40, seed=5)
     assert command("eval", run, held_out, "--budget", "max-drop-50", "--json") == 0
     assert json.loads(capsys.readouterr().out)["evaluations"][0]["dial"] == dial
+    page = tmp_path / "page.html"
+    assert command("explain", run, "--text", "a fine film", "--budget", "max-drop-50", "-o", page, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["dial"] == dial
+    assert f'"{dial}"' in page.read_text()
     assert command("calibrate", run, held_out) == 0
     assert "mean:0.25" in capsys.readouterr().out
     assert command("calibrate", run, held_out, "--max-drop", "1") == 2
@@ -196,7 +200,7 @@ def test_wrong_bases_are_named(
         (reviews, ["--set", "delta=true"], 2, "goes with --base"),
         (reviews, ["--base", base, "--set", "dense_epochs=-1"], 2, "dense_epochs=-1: give a whole number"),
         (reviews, ["--base", base, "--set", "ranking=best"], 2, "ranking='best': give one of importance, random"),
-        (reviews, ["--base", base, "--set", "model.gates={kind='ranked',target_budget=2}"], 2, "target_budget=2: give a"),
+        (reviews, ["--base", base, "--set", "model.gates={kind='ranked',target_budget=2}"], 2, "target_budget=2"),
         (reviews, ["--base", base, "--set", "model.hidden_size=8"], 2, "hidden_size=8: it is the base's, 32"),
         (tmp_path / "other.csv", ["--base", run / "baseline"], 4, "has the labels neg, pos, and these are wanted"),
     )):  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def test_a_clean_file_is_usable(tmp_path: Path) -> None:
         "validation and test will be carved out of train",
     ):
         assert fragment in result.stdout
-    assert result.stdout.rstrip().endswith("\nusable")
+    assert result.stdout.endswith(f"\nusable; next: budgetformer train {tmp_path}/d.csv -o runs/d\n")
 
 
 def test_json_says_the_same(tmp_path: Path) -> None:
@@ -56,6 +57,16 @@ def test_json_says_the_same(tmp_path: Path) -> None:
     assert (train["rows"], train["classes"]) == (100, {"a": 75, "b": 25})
     assert sum(part["rows"] for part in train["lengths"]) == 100
     assert train["cut"]["32"] > train["cut"]["64"] == 0
+
+
+def test_the_next_command_trains_on_what_was_checked(tmp_path: Path) -> None:
+    path = write(tmp_path / "my data.csv", 40, ",a\n")
+    aside, tokenizer = tmp_path / "aside.jsonl", tmp_path / "tok"
+    train_tokenizer(["word 0123456789"] * 3, vocab_size=60).save_pretrained(tokenizer)
+    flags = ["--text", "text", "--label", "label", "--bad-rows", str(aside), "--offline", "--tokenizer", str(tokenizer)]
+    command = shlex.split(as_json(path, *flags)["next"])
+    assert command == ["budgetformer", "train", str(path), *flags, "-o", "runs/my data"]
+    assert as_json(path)["next"] is None
 
 
 def test_all_bad_rows_are_counted_and_the_first_shown(tmp_path: Path) -> None:
@@ -104,6 +115,16 @@ def test_lengths_are_exact_with_a_tokenizer(tmp_path: Path) -> None:
     assert train["lengths"] == histogram({n: exact.count(n) for n in set(exact)})
     assert train["cut"]["32"] == sum(n > 32 for n in exact) / 80 != sum(n >= 32 for n in exact) / 80
     assert "by the tokenizer" in run(path, "--tokenizer", tmp_path / "tok").stdout
+
+
+def test_endless_words_are_a_warning_with_their_line_and_length(tmp_path: Path) -> None:
+    path = write(tmp_path / "d.csv", 60, f"start {'x' * 300_000} end,a\n")
+    warnings = as_json(path)["warnings"]
+    where = f"{path}, line 62: 300000 characters without white space"
+    assert warnings == [f"{where}: a tokenizer may read them as one unknown word"]
+    many = as_json(write(tmp_path / "m.csv", 60, f"{'y' * 1001} z,a\n" * 8))["warnings"]
+    assert "3 more rows have such words" in many
+    assert len([line for line in many if "1001 characters" in line]) == 5
 
 
 def test_regression_has_no_classes(tmp_path: Path) -> None:

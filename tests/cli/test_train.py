@@ -22,7 +22,8 @@ from tests.training.toy import write_reviews
 
 from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data.splits import text_hash
-from budgetformer.runs.run import FORMAT_VERSION, TRAINING_ROWS
+from budgetformer.runs.record import FORMAT_VERSION
+from budgetformer.runs.run import TRAINING_ROWS
 from budgetformer.training.loop import Fit
 
 SMALL = ["--exits", "none", "--preset", "tiny", "--epochs", "2", "--set", "vocab_size=200", "--max-length", "32"]
@@ -308,6 +309,34 @@ def test_two_processes_do_the_work_of_one(reviews: Path, tmp_path: Path) -> None
         # The bias of keys has no gradient but rounding, which Adam blows up; everything else must agree.
         if not name.endswith("qkv.bias"):
             torch.testing.assert_close(a[name], b[name], atol=2e-4, rtol=1e-3, msg=name)
+
+
+DIVERGING = """
+import os, sys
+from budgetformer.cli import main
+from budgetformer.training.loop import Fit
+backward = Fit._backward
+def spoiled(self, piece, of, sums):
+    backward(self, piece, of, sums)
+    if self.state.step == 2 and os.environ["RANK"] == "1":
+        sums["loss"] = sums["loss"] * float("nan")
+Fit._backward = spoiled
+sys.argv[0] = "budgetformer"
+main()
+"""
+
+
+def test_every_process_stops_when_one_diverges(reviews: Path, tmp_path: Path) -> None:
+    (tmp_path / "diverging.py").write_text(DIVERGING)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, str(tmp_path / "diverging.py"), "train", str(reviews), *SMALL, "-o", str(tmp_path / "run")],
+        capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "exitcode  : 4" in done.stderr
+    assert "error: training diverged at step 3 of 20: the loss is nan" in done.stderr
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))
 
 
 def test_bench_times_a_run_from_text_to_label(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,9 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 import json
-from collections.abc import Callable
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -226,6 +231,42 @@ def test_checking_says_what_opening_says(case: str, tmp_path: Path) -> None:
     with pytest.raises(DataError) as caught:
         open_data(source)
     assert check_data(source)["errors"] == [str(caught.value)]
+
+
+@contextmanager
+def ordinary_user() -> Iterator[None]:
+    """Whoever runs the tests, permissions hold."""
+    user = os.geteuid()
+    if user == 0:
+        os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(user)
+
+
+@pytest.mark.parametrize(
+    "closed", ["d.csv", "d.csv.gz", "d.parquet", "folder", "folder/train.csv", "folder/labels.json"]
+)
+@pytest.mark.parametrize("read", [open_data, check_data])
+def test_what_may_not_be_read_is_not_called_damaged(read: Callable[[DataSource], object], closed: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        folder.chmod(0o755)
+        (folder / "folder").mkdir()
+        text = "text,label\n" + GOOD
+        for name in ("d.csv", "folder/train.csv"):
+            (folder / name).write_text(text)
+        (folder / "folder" / "labels.json").write_text('["a", "b"]')
+        (folder / "d.csv.gz").write_bytes(gzip.compress(text.encode()))
+        table = {"text": [f"text {i}" for i in range(20)], "label": ["a", "b"] * 10}
+        pyarrow.parquet.write_table(pyarrow.table(table), folder / "d.parquet")
+        (folder / closed).chmod(0)
+        data = folder / "folder" if closed.endswith(".json") else folder / closed
+        with ordinary_user(), pytest.raises(DataError, match=r"cannot be read \(Permission denied\): check") as caught:
+            read(DataSource(str(data)))
+        assert str(folder / closed) in str(caught.value)
+        (folder / closed).chmod(0o755)
 
 
 USAGE: dict[str, tuple[dict[str, object], str]] = {

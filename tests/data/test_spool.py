@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +86,17 @@ def test_training_parses_the_file_once_and_looks_at_its_head(tmp_path: Path, mon
     }
     assert reads == [1000, 3000]
     assert opens[path] <= 4
+
+
+def test_a_run_from_file_to_report_parses_the_file_at_most_twice(
+    reviews: Path, train_tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parses: list[str] = []
+    rows = FileTable.rows
+    monkeypatch.setattr(FileTable, "rows", lambda table: (parses.append(str(table)), rows(table))[1])
+    folder = train_tiny(reviews, "--epochs", "1")
+    assert (folder / "report.html").exists()
+    assert len(parses) <= 2
 
 
 def test_a_file_that_changes_or_goes_does_not_matter_any_more(tmp_path: Path) -> None:

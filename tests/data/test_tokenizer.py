@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetformer.data import load_tokenizer, train_tokenizer
+from budgetformer.data import DataSource, load_tokenizer, train_tokenizer
 from budgetformer.errors import DataError, ModelError, UsageError
 
 TEXTS = [f"The {a} fox jumped over {b} lazy dogs, naïvely: {a}{b}!" for a in ("quick", "Brown") for b in range(40)]
@@ -64,6 +64,33 @@ def test_training_gives_the_same_bytes_in_every_process() -> None:
     assert runs[0].stdout == runs[1].stdout
 
 
+def test_nothing_is_learned_from_words_that_are_too_long_to_be_read() -> None:
+    """Learning from 300,000 times the same letter would take minutes; 40,000 show it."""
+    endless = ["x" * 40_000, "😀" * 40_000, "y" * 150 + "-fine-" + "z" * 150]
+    with_them = train_tokenizer([*TEXTS, *endless], vocab_size=300)
+    without = train_tokenizer([*TEXTS, "x 😀 y z -fine-"], vocab_size=300)
+    assert max(map(len, with_them.get_vocab())) < 20
+    assert with_them.tokenize("fine") == ["fine"]
+    assert with_them.tokenize("The quick fox") == without.tokenize("The quick fox")
+    assert with_them.tokenize("x" * 101) == ["[UNK]"]
+
+
+def test_a_long_word_in_which_every_part_is_short_is_learned_from() -> None:
+    address = "https://example.org/" + "/".join(["directory"] * 30)
+    assert train_tokenizer([address] * 3, vocab_size=200).tokenize("directory") == ["directory"]
+
+
+def test_training_says_that_it_trains_a_tokenizer(tmp_path: Path) -> None:
+    from budgetformer.training.prepare import prepare
+    from budgetformer.training.recipe import Recipe
+
+    (tmp_path / "d.csv").write_text("text,label\n" + "".join(f"text {i},{'ab'[i % 2]}\n" for i in range(50)))
+    (tmp_path / "run").mkdir()
+    lines: list[str] = []
+    prepare(DataSource(str(tmp_path / "d.csv")), Recipe.make(vocab_size=200), tmp_path / "run", lines.append)
+    assert "training the tokenizer on 40 texts" in lines
+
+
 def test_rare_characters_do_not_fill_the_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
     from budgetformer.data import tokenizer as module
 
@@ -99,6 +126,15 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
             load_tokenizer(tmp_path / name)
     with pytest.raises(ModelError, match=r"in the hub's cache \(offline\)"):
         load_tokenizer("nobody/nothing-of-this-name", offline=True)
+
+
+def test_a_vocabulary_that_may_not_be_read_is_said_to_be_so(vocabulary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **options: object) -> str:
+        raise PermissionError(13, "Permission denied", str(vocabulary))
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    with pytest.raises(ModelError, match=r"vocab.txt: cannot be read \(Permission denied\): check its permissions"):
+        load_tokenizer(vocabulary)
 
 
 def test_it_works_inside_a_pipeline(vocabulary: Path) -> None:

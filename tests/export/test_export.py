@@ -26,6 +26,7 @@ from budgetformer.export import run as export_module
 from budgetformer.export.network import build
 from budgetformer.export.verify import CheckRows, check_equal
 from budgetformer.nn.allocation import Dial
+from budgetformer.runs.files import hash_files
 from budgetformer.runs.run import Run
 
 TEXTS = ["a superb story of town", "the dull film of people with music and light", "lovely", "poor poor town"]
@@ -68,7 +69,7 @@ def test_the_record_says_what_was_checked(run: Path, exported: Path, reviews: Pa
     assert checked["largest_difference"] < 1e-4
     assert (checked["rows"], checked["undecided_rows"], record["int8"]) == (20, 0, None)
     assert (record["format"], record["opset"], record["dial"], record["precision"]) == ("onnx", 20, "learned", "fp32")
-    assert set(record["sha256"]) == {"model.onnx", "tokenizer.json"}
+    assert set(record["sha256"]) == {"model.onnx", "tokenizer.json", "tokenizer_config.json", "config.json"}
     assert record["environment"]["onnxruntime"]
     assert {path.name for path in exported.iterdir()} >= {"model.onnx", "tokenizer.json", "config.json", "export.json"}
 
@@ -193,6 +194,18 @@ def test_nothing_of_others_is_overwritten(run: Path, tmp_path: Path, capsys: pyt
     assert (tmp_path / "folder" / "thesis.txt").read_text() == "mine"
 
 
+def test_only_what_an_export_wrote_is_replaced(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert command("export", str(run), "-o", str(out)) == 0
+    assert command("export", str(run), "-o", str(out)) == 0
+    (out / "thesis.txt").write_text("mine")
+    assert command("export", str(run), "-o", str(out)) == 2
+    assert "holds 'thesis.txt' too, which no export wrote" in capsys.readouterr().err
+    (out / "export.json").write_text("{}")
+    assert command("export", str(run), "-o", str(out)) == 4
+    assert (out / "thesis.txt").read_text() == "mine"
+
+
 @pytest.mark.parametrize("package", ["onnx", "onnxruntime"])
 def test_a_missing_extra_is_named(
     package: str, run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
@@ -210,9 +223,12 @@ def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(exported, copy)
     (copy / "model.onnx").write_bytes((exported / "model.onnx").read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"model\.onnx was damaged or changed after it was written"):
+        Run.open(copy)
+    record = json.loads((copy / "export.json").read_text())
+    (copy / "export.json").write_text(json.dumps({**record, "sha256": hash_files(copy)}))
     with pytest.raises(ModelError, match=r"model\.onnx cannot be loaded by ONNX Runtime"):
         Run.open(copy).engine()
-    record = json.loads((copy / "export.json").read_text())
     (copy / "export.json").write_text(json.dumps({key: value for key, value in record.items() if key != "labels"}))
     with pytest.raises(ModelError, match=r"export\.json has no key 'labels'"):
         Run.open(copy)

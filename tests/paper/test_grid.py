@@ -130,7 +130,7 @@ def test_two_grids_do_not_share_a_folder(plan: Plan) -> None:
     plan.folder.mkdir()
     with (plan.folder / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with pytest.raises(UsageError, match="being computed by another process"):
+        with pytest.raises(UsageError, match="another process is computing in"):
             run_grid(plan, plan.dense("imdb"))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 import sys
 from pathlib import Path
 
@@ -19,6 +20,17 @@ def test_without_ray_the_extra_is_named(
     write(tmp_path / "a.jsonl", ROWS)
     assert command("predict", "run", str(tmp_path), "-o", str(tmp_path / "out"), "--workers", "0") == 5
     assert "pip install 'budgetformer[ray]'" in capsys.readouterr().err
+
+
+def test_two_files_do_not_share_an_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, run = tmp_path / "in", make_run(tmp_path / "run")
+    folder.mkdir()
+    write(folder / "a.csv", ROWS[:3])
+    with lzma.open(folder / "a.csv.xz", "wt", encoding="utf-8") as file:
+        file.write((folder / "a.csv").read_text(encoding="utf-8"))
+    assert command("predict", str(run), str(folder), "-o", str(tmp_path / "out"), "--workers", "0") == 2
+    assert "holds a.csv with .xz and without" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
 
 
 def test_ray_gives_the_rows_of_the_local_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import csv
 import gzip
 import io
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,31 @@ def test_no_usable_row_leaves_the_header(run: Path, tmp_path: Path) -> None:
     assert out.read_text() == "text,id,label,score,heads,cut\n"
 
 
+@pytest.mark.parametrize("target", ["o.csv", "o.tsv.gz"])
+def test_cells_that_a_spreadsheet_would_compute_are_escaped_if_asked(run: Path, tmp_path: Path, target: str) -> None:
+    notes = ["=1+1", "+cmd", "-2.5e3", "-x", "@SUM(A1)", "\tx", "\rx", "fine", "a=b", "", "+1-1"]
+    table = [{"text": "a film", "note": note, "=column": number} for number, note in enumerate(notes)]
+    data, plain, out = write(tmp_path / "d.jsonl", table), tmp_path / f"plain-{target}", tmp_path / target
+    assert command("predict", str(run), str(data), "-o", str(plain)) == 0
+    assert [row["note"] for row in read(plain)] == notes
+    assert command("predict", str(run), str(data), "-o", str(out), "--escape-formulas") == 0
+    formulas = {"=1+1", "+cmd", "-x", "@SUM(A1)", "\tx", "\rx", "+1-1"}
+    assert [row["note"] for row in read(out)] == ["'" * (note in formulas) + note for note in notes]
+    assert "'=column" in read(out)[0]
+
+
+@pytest.mark.parametrize("target", ["o.csv", "o.jsonl.gz", "o.parquet"])
+def test_outputs_have_the_permissions_that_the_user_wants(predictor: Predictor, tmp_path: Path, target: str) -> None:
+    data = write(tmp_path / "d.jsonl", [*ROWS, {"text": ""}])
+    before = os.umask(0o027)
+    try:
+        predictor.predict(Request(DataSource(str(data), bad_rows="skip"), tmp_path / target), print)
+    finally:
+        os.umask(before)
+    for name in (target, f"{target}.bad.jsonl"):
+        assert (tmp_path / name).stat().st_mode & 0o777 == 0o640
+
+
 def test_long_texts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = write(tmp_path / "d.csv", ROWS)
     answers = {}
@@ -285,6 +311,7 @@ def test_long_texts(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["{run}", "{data}", "-o", "{new}", "--text-pair", "note"], 2, "trained on single texts"),
         (["{run}", "{data}", "-o", "{new}", "--split", "test"], 2, "has no split 'test': it has train"),
         (["{run}", "{data}", "-o", "{new}", "--workers", "0"], 2, "is no folder of data files"),
+        (["{run}", "{data}", "-o", "{tmp}/o.jsonl", "--escape-formulas"], 2, "--escape-formulas is for CSV and TSV"),
         (["{run}", "{data}", "-o", "{new}", "--bad-rows", "keep"], 2, "bad_rows is 'keep'"),
         (["{pair_run}", "{data}", "-o", "{new}"], 3, "no column 'premise', which the run was trained on"),
         (["{run}", "{taken}", "-o", "{new}"], 3, "the input has the column 'predicted_label'"),

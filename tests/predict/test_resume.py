@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from budgetformer.data import DataSource
 from budgetformer.data.examples import BadRows, Columns
 from budgetformer.data.sources import BadRow, RawRow
-from budgetformer.errors import ModelError
+from budgetformer.errors import ModelError, UsageError
 from budgetformer.predict import input as rows
 from budgetformer.predict import job, sinks
 from budgetformer.predict.job import Predictor, Request
@@ -175,6 +175,17 @@ def test_a_lost_part_is_noticed(target: str, predictor: Predictor, tmp_path: Pat
     (tmp_path / f"{target}.parts" / "00000001").unlink()
     with pytest.raises(ModelError, match=r"00000001 is missing: begin again with --overwrite"):
         predict(predictor, tmp_path, target, resume=True)
+
+
+def test_a_directory_of_others_beside_the_output_stays(predictor: Predictor, tmp_path: Path) -> None:
+    (thesis := tmp_path / "o.jsonl.parts" / "thesis.txt").parent.mkdir()
+    thesis.write_text("mine")
+    with pytest.raises(UsageError, match=r"thesis\.txt is not of predict's: move .*o\.jsonl\.parts away"):
+        predict(predictor, tmp_path, "o.jsonl", overwrite=True)
+    (tmp_path / "o.jsonl").touch()
+    (tmp_path / "o.jsonl.progress.json").unlink(missing_ok=True)
+    predict(predictor, tmp_path, "o.jsonl", resume=True)  # it is finished
+    assert thesis.read_text() == "mine"
 
 
 class Listed:

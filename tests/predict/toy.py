@@ -15,7 +15,7 @@ from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassificati
 from budgetformer.data import train_tokenizer
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.runs.run import FORMAT_VERSION
+from budgetformer.runs.record import FORMAT_VERSION
 from tests.gates import sorted_options
 
 WORDS = "the film was a story of some people in town with music and light great awful".split()

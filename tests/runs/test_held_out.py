@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.processes import command
@@ -14,6 +17,9 @@ from tests.training.toy import write_reviews
 from budgetformer import Run
 from budgetformer.data import DataSource
 from budgetformer.errors import DataError, ModelError
+from budgetformer.evaluate import Evaluation
+from budgetformer.export.verify import CheckRows
+from budgetformer.training.record import DIALS, dial_point
 
 
 def hashes(run: Run, data: object) -> set[int]:
@@ -40,6 +46,18 @@ def test_the_runs_own_file_is_known_by_its_content(
     held_out = run.held_out(str(copy), prefer="validation")
     assert held_out.split == "validation"
     assert not set(held_out.data.splits["validation"].hashes.tolist()) & expected
+
+
+def test_a_relative_path_is_found_from_another_directory(
+    tiny_run: Path, reviews: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = kept_back(Run.open(tiny_run))
+    folder = Path(shutil.copytree(tiny_run, tmp_path / "run"))
+    record = json.loads((folder / "run.json").read_text())
+    assert record["data_path"] == str(reviews.resolve())
+    (folder / "run.json").write_text(json.dumps({**record, "data": {**record["data"], "data": reviews.name}}))
+    monkeypatch.chdir(tmp_path)
+    assert kept_back(Run.open(folder)) == expected
 
 
 def test_of_a_training_file_that_grew_the_new_rows_are_left(tiny_run: Path, reviews: Path, tmp_path: Path) -> None:
@@ -79,7 +97,7 @@ def test_rows_that_were_all_trained_on_are_refused(tiny_run: Path, tmp_path: Pat
         run.held_out(str(only))
 
 
-def test_eval_says_what_it_left_out_and_heeds_the_limit(
+def test_eval_and_calibrate_heed_the_limit_and_take_no_flag_that_does_nothing(
     tiny_run: Path, reviews: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("eval", tiny_run, reviews, "--json") == 0
@@ -88,6 +106,11 @@ def test_eval_says_what_it_left_out_and_heeds_the_limit(
     result = json.loads(capsys.readouterr().out)["evaluations"][0]
     assert result["rows"] == 8
     assert all(row["text"] for row in result["hardest"])
+    assert command("calibrate", tiny_run, reviews, "--limit", "6", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 6
+    (tiny_run / "calibration.json").unlink()
+    for verb, flag in itertools.product(("eval", "calibrate"), ("--seed", "--task", "--test-fraction")):
+        assert command(verb, tiny_run, reviews, flag, "1") == 2  # they have no effect there, so they are unknown
 
 
 def test_a_sample_comes_from_all_over_a_file_that_is_sorted_by_class(tiny_run: Path, tmp_path: Path) -> None:
@@ -98,6 +121,31 @@ def test_a_sample_comes_from_all_over_a_file_that_is_sorted_by_class(tiny_run: P
     labels = [example.label for example in rows.data.splits[rows.split].examples()]
     assert len(labels) == 10
     assert set(labels) == set(run.labels)
+
+
+def test_curve_and_export_see_every_class_of_a_test_file_that_is_sorted_by_class(
+    train_tiny: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    header, *lines = write_reviews(tmp_path / "made.csv", rows=60, seed=7).read_text(encoding="utf-8").splitlines()
+    ranked = tmp_path / "ranked.csv"
+    ranked.write_text("\n".join([header, *sorted(lines, key=lambda line: line.rsplit(",", 1)[1])]), encoding="utf-8")
+    seen: list[list[str]] = []  # the classes of the rows that each figure of the curve and the export's check are from
+
+    def point(evaluation: Evaluation) -> dict[str, Any]:
+        seen.append([each["label"] for each in evaluation.quality["per_class"] if each["rows"]])
+        return dial_point(evaluation)
+
+    def export(*_: Any, rows: CheckRows, **options: Any) -> dict[str, Any]:
+        seen.append([run.labels[label] for label in set(rows.table.labels)])  # type: ignore[arg-type]
+        return {}
+
+    monkeypatch.setattr("budgetformer.training.record._CURVE_ROWS", 10)
+    monkeypatch.setattr("budgetformer.training.record.dial_point", point)
+    run = Run.open(train_tiny(write_reviews(tmp_path / "train.csv"), "--test", ranked, "--epochs", "1"))
+    monkeypatch.setattr("budgetformer.runs.run._CHECK_ROWS", 10)
+    monkeypatch.setattr("budgetformer.export.run.export_model", export)
+    run.export(tmp_path / "onnx")
+    assert [sorted(labels) for labels in seen] == [sorted(run.labels)] * (len(DIALS) + 2)
 
 
 @pytest.mark.parametrize("version", [None, 99])

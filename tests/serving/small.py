@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.data.tokenizer import train_tokenizer
-from budgetformer.runs.run import FORMAT_VERSION
+from budgetformer.runs.record import FORMAT_VERSION
 
 TEXTS = [
     "the small train was late but the view over the lake was lovely",

@@ -357,6 +357,35 @@ def test_the_key_guards_all_but_health_and_readiness(monkeypatch: pytest.MonkeyP
     play(scene)
 
 
+@pytest.mark.parametrize(
+    ("host", "allowed", "refused"),
+    [
+        ("127.0.0.1", ["127.0.0.1", "127.0.0.1:8000", "LOCALHOST:1", "[::1]:8000", "Good.example:80"],
+         ["rebound.example", "192.168.1.5", "[::1", "127.0.0.1.rebound.example", "localhost.rebound.example"]),
+        ("192.168.1.5", ["192.168.1.5:8000", "good.example"], ["192.168.1.6", "localhost", "rebound.example"]),
+        ("0.0.0.0", ["192.168.1.6", "localhost", "[fe80::1]", "good.example"], ["rebound.example", "0x7f000001"]),
+    ],
+)  # fmt: skip
+def test_without_a_key_a_request_must_address_the_service(host: str, allowed: list[str], refused: list[str]) -> None:
+    async def scene(client: Client) -> None:
+        for names, status in ((allowed, 200), (refused, 403)):
+            for name in names:
+                assert (await client.send("GET", "/info", headers={"host": name}))[0] == status, name
+        for path in ("/health", "/ready"):
+            assert (await client.send("GET", path, headers={"host": refused[0]}))[0] == 200
+
+    play(scene, settings=Settings(RUN, host=host, allowed_hosts=("good.example",)))
+
+
+def test_with_a_key_or_a_star_any_host_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def scene(client: Client) -> None:
+        assert (await client.send("GET", "/info", headers={"host": "any.example", "x-api-key": "k"}))[0] == 200
+
+    play(scene, settings=Settings(RUN, allowed_hosts=("*",)))
+    monkeypatch.setenv(KEY, "k")
+    play(scene)
+
+
 def test_metrics_count_requests_heads_cuts_and_refusals() -> None:
     async def scene(client: Client) -> None:
         await client.json("/predict", {"texts": ["good film", "a " * 18]})

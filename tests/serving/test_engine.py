@@ -109,6 +109,28 @@ def test_several_labels_and_numbers(tmp_path: Path) -> None:
     assert set(answer) == {"value", "heads", "tokens", "cut"}
 
 
+def test_the_batch_that_was_chosen_is_the_one_that_runs(tmp_path: Path) -> None:
+    """Texts of two lengths, which a plan by length alone would run in two batches."""
+    engine = engine_of(write_run(tmp_path / "run", max_length=128))
+    sizes: list[int] = []
+    engine.source.model.register_forward_pre_hook(
+        lambda model, args, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True
+    )
+    table = engine.encode([("lake " * 100, None)] * 30 + [("lake " * 110, None)] * 20)
+    assert len(list(engine.answers(table, engine.budget))) == 50
+    assert sizes == [50]
+
+
+def test_a_label_at_exactly_one_half_is_not_served(tmp_path: Path) -> None:
+    engine = engine_of(write_run(tmp_path / "run", problem_type="multi_label_classification"))
+    with torch.no_grad():
+        for parameter in engine.source.model.base.classifier.parameters():
+            parameter.zero_()
+    (answer,) = engine.answers(engine.encode([(TEXTS[0], None)]), engine.budget)
+    assert set(answer["probabilities"].values()) == {0.5}
+    assert answer["labels"] == []
+
+
 def test_the_page_its_explanations_and_its_maps(run: Path) -> None:
     async def main() -> None:
         async with running(make_app(engine_of(run), Settings(run))) as client:

@@ -30,10 +30,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class Server:
     """`budgetformer serve` in a process of its own."""
 
-    def __init__(self, run: Path, *flags: str) -> None:
+    def __init__(self, run: Path, *flags: str, files: int | None = None) -> None:
         words = [sys.executable, "-m", "budgetformer", "serve", str(run), "--port", "0", *flags]
+        limited = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True, env=environment)
+        self.process = subprocess.Popen([*limited, *words], stderr=subprocess.PIPE, text=True, env=environment)
         self.port = 0
 
     def wait(self) -> None:
@@ -64,8 +65,8 @@ class Server:
 
 
 @contextmanager
-def serving(run: Path, *flags: str) -> Iterator[Server]:
-    server = Server(run, *flags)
+def serving(run: Path, *flags: str, files: int | None = None) -> Iterator[Server]:
+    server = Server(run, *flags, files=files)
     try:
         server.wait()
         yield server
@@ -81,6 +82,7 @@ def test_a_server_answers_refuses_and_drains(run: Path) -> None:
         assert server.ask("GET", "/info")[1]["limits"]["max_bytes"] == 20_000
         assert server.ask("POST", "/explain", {"text": "the lake"})[0] == 200
         large_bodies(server)
+        heads_and_hosts(server)
         assert b" 400 " in raw(server, b"nonsense\r\n\r\n")
         # A request that waits for company when the signal comes is answered, and the process ends well.
         waiting = server.connect()
@@ -98,15 +100,38 @@ def test_a_server_answers_refuses_and_drains(run: Path) -> None:
         assert server.process.stderr.read() == "WARNING:  Invalid HTTP request received.\n"
 
 
+def test_a_second_signal_ends_a_server_that_still_waits(run: Path) -> None:
+    with serving(run, "--set", "timeout=60") as server, socket.create_connection(("127.0.0.1", server.port)) as half:
+        half.sendall(b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 20\r\n\r\n{")
+        server.ask("GET", "/health")
+        server.process.send_signal(signal.SIGTERM)
+        with pytest.raises(subprocess.TimeoutExpired):
+            server.process.wait(1)
+        server.process.send_signal(signal.SIGINT)
+        assert server.process.wait(10) == 130
+
+
 def large_bodies(server: Server) -> None:
     large = b'{"text": "' + b"x" * 200_000 + b'"}'
     status, answer = server.ask("POST", "/predict", large)
     assert (status, answer["error"]["code"]) == (413, "body_too_large")
-    head = b"POST /predict HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    head = b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
     chunks = b"".join(b"%x\r\n%b\r\n" % (4096, b"x" * 4096) for _ in range(20)) + b"0\r\n\r\n"
     assert b" 413 " in raw(server, head + b"Transfer-Encoding: chunked\r\n\r\n" + chunks)
     answer = raw(server, head + b"Content-Length: 999999999\r\nExpect: 100-continue\r\n\r\n")
     assert answer.startswith(b"HTTP/1.1 413 ")  # the body was not asked for
+
+
+def heads_and_hosts(server: Server) -> None:
+    for path in ("/health", "/info"):
+        answer = raw(server, b"HEAD %b HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path.encode())
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ")
+        assert b"\r\nx-content-type-options: nosniff" in head.lower()
+        assert int(head.lower().partition(b"content-length: ")[2].split()[0]) > 10
+        assert body == b""
+    status, answer = server.ask("GET", "/info", Host="rebound.example")
+    assert (status, answer["error"]["code"]) == (403, "host_not_allowed")
 
 
 def raw(server: Server, data: bytes) -> bytes:
@@ -120,7 +145,9 @@ def raw(server: Server, data: bytes) -> bytes:
 
 
 def test_two_workers_share_a_port_and_their_metrics(run: Path) -> None:
-    with serving(run, "--workers", "2") as server:
+    with serving(run, "--workers", "2", "--allowed-host", "models.example") as server:
+        assert server.ask("GET", "/info", Host="models.example:80")[0] == 200
+        assert server.ask("GET", "/info", Host="rebound.example")[0] == 403
         for _ in range(20):
             assert server.ask("POST", "/predict", {"text": "the lake"})[0] == 200
         assert "budgetformer_texts_total 20.0" in server.ask("GET", "/metrics")[1]
@@ -169,8 +196,6 @@ def test_the_flags_have_the_defaults_of_the_settings(monkeypatch: pytest.MonkeyP
     from budgetformer.serving import server
 
     taken: list[Any] = []
-    monkeypatch.setattr(server, "serve", lambda settings, **more: taken.append((settings, more)))
+    monkeypatch.setattr(server, "serve", taken.append)
     assert command("serve", "run") == 0
-    settings, more = taken[0]
-    assert settings == Settings(Path("run"), threads=settings.threads)
-    assert more == {"host": "127.0.0.1", "port": 8000}
+    assert taken[0] == Settings(Path("run"), threads=taken[0].threads)

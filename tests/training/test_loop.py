@@ -123,27 +123,47 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     assert untimed(tmp_path) == untimed(whole[0])
 
 
-@pytest.mark.parametrize("where", ["loss", "gradient"])
+@pytest.mark.parametrize("where", ["loss", "gradient", "gradient, not clipped", "weights"])
 def test_a_run_that_diverges_stops_at_once_and_keeps_what_was_good(
     prepared: Prepared, whole: tuple[Path, Any], tmp_path: Path, where: str
 ) -> None:
-    run = fit(prepared, tmp_path)
+    changes = {"clip": None} if "not clipped" in where else {}
+    run = fit(prepared, tmp_path, RECIPE.changed(changes, where="test"))
+    step, weight = 13, run.model.base.classifier.weight
 
     def spoil() -> None:
         if where == "loss":
             run.model.base.classifier.bias.data[0] = float("nan")
         else:
-            run.model.base.classifier.weight.register_hook(lambda gradient: gradient * float("inf"))
+            weight.register_hook(lambda gradient: gradient * float("inf"))
 
-    at_step(run, 13, spoil)
-    with pytest.raises(
-        ModelError, match=r"diverged at step 13 of 20: the loss is .* learning rate of 0\.00.*lower --lr"
-    ):
+    if where == "weights":  # after a step that looked well, at which a checkpoint is due
+        step = 20
+        at_step(run, step, lambda: run.optimizer.register_step_post_hook(lambda *_: weight.data.fill_(float("inf"))))
+    else:
+        at_step(run, step, spoil)
+    with pytest.raises(ModelError) as stopped:
         run.run()
+    message = str(stopped.value)
+    assert f"training diverged at step {step} of 20: " in message
+    assert "learning rate of 0.00" in message
+    assert "lower --lr" in message
+    assert f"{run.checkpoints.complete()[-1]} holds the run as it was before" in message
     assert [p.name for p in run.checkpoints.complete()] == ["step-00000010"]
-    again = fit(prepared, tmp_path)
+    again = fit(prepared, tmp_path, RECIPE.changed(changes, where="test"))
     again.run(resume=True)
-    assert_same(weights(again), whole[1])
+    assert again.state.step == 20
+    if not changes:
+        assert_same(weights(again), whole[1])
+
+
+def test_a_run_that_diverges_before_its_first_checkpoint_says_that_nothing_was_saved(
+    prepared: Prepared, tmp_path: Path
+) -> None:
+    run = fit(prepared, tmp_path, RECIPE.changed({"learning_rate": 1e30, "clip": None}, where="test"))
+    with pytest.raises(ModelError, match=r"training diverged at step \d of 20: .* nothing was saved before"):
+        run.run()
+    assert run.checkpoints.complete() == []
 
 
 class Crash(BaseException):

@@ -1,16 +1,15 @@
-"""The command line: one thin file a verb; heavy imports happen inside the verb."""
+"""The command line: one thin file per verb; heavy imports happen inside the verb."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 from importlib.metadata import entry_points
 
 import typer
 
 from budgetformer import __version__
+from budgetformer.cli.process import INTERRUPTED, interruptible
 from budgetformer.errors import BudgetFormerError
 
 app = typer.Typer(
@@ -33,16 +32,15 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def main() -> None:
     """Run the command line; a user's error becomes one line on stderr and its own exit code."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws one for every file
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # as Ctrl-C: exit 130, after tidying up
     try:
-        app()
+        with interruptible():
+            app()
     except BudgetFormerError as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
 
 
 # Verbs register themselves on `app`.

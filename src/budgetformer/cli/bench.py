@@ -24,7 +24,7 @@ def bench(
     what: Annotated[str, typer.Option(help="attention, model, memory, all, or onnx (exported graphs).")] = "all",
     texts: Annotated[int, typer.Option(help="With RUN: how many of its texts.", min=1)] = 2000,
     carbon: Annotated[
-        str | None, typer.Option(help="With RUN: energy and carbon, by a country's mix (FRA) or g CO2 a kWh (56).")
+        str | None, typer.Option(help="With RUN: energy and carbon, by a country's mix (FRA) or g CO2 per kWh (56).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:

@@ -42,16 +42,9 @@ def calibrate(
     from budgetformer.cli.show import print_calibration, print_json
     from budgetformer.runs.run import Run
 
-    result = Run.open(run).calibrate(
-        source,
-        split=split,
-        max_disagreement=max_disagreement or (),
-        max_drop=max_drop or (),
-        confidence=confidence,
-        max_cost=max_cost or (),
-        target_ms=target_ms or (),
-        limit=source.limit,
-    )
+    targets = {"max_disagreement": max_disagreement or (), "max_drop": max_drop or (), "max_cost": max_cost or ()}
+    options = {**targets, "target_ms": target_ms or (), "confidence": confidence}
+    result = Run.open(run).calibrate(source, split=split, limit=source.limit, **options)
     columns, notes = result.pop("columns"), result.pop("notes")
     print(columns, *(f"warning: {note}" for note in notes), sep="\n", file=sys.stderr)
     print_json(result) if as_json else print_calibration(result, run)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import shlex
+from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -31,9 +34,23 @@ def check(
     from budgetformer.data.tokenizer import load_tokenizer
 
     report = check_data(source, load_tokenizer(tokenizer, offline=source.offline) if tokenizer else None)
+    report["next"] = train_command(source, tokenizer) if report["usable"] else None
     print(json.dumps(report, indent=2) if as_json else render(report))
     if not report["usable"]:
         raise typer.Exit(3)
+
+
+def train_command(source: DataSource, tokenizer: str | None) -> str:
+    """The command that trains on what was checked."""
+    words = ["budgetformer", "train", source.data]
+    for field in fields(DataSource):
+        value = getattr(source, field.name)
+        if field.name in TABLES and value != field.default:
+            value = source.quarantine or value if field.name == "bad_rows" else value
+            words += ["--" + field.name.replace("_", "-"), *([] if value is True else [value])]
+    words += ["--tokenizer", tokenizer] if tokenizer else []
+    name = Path(source.data.replace(":", "/")).name.partition(".")[0].strip("-")
+    return shlex.join([*words, "-o", f"runs/{name or 'run'}"])
 
 
 def render(report: dict[str, Any]) -> str:
@@ -49,7 +66,7 @@ def render(report: dict[str, Any]) -> str:
     lines += [f"warning: {warning}" for warning in report["warnings"]]
     lines += [f"error: {error}" for error in report["errors"]]
     lines.append(f"lengths in tokens, {report['lengths_by']}")
-    lines.append("usable" if report["usable"] else "NOT usable as it is")
+    lines.append(f"usable; next: {report['next']}" if report["usable"] else "NOT usable as it is")
     return "\n".join(lines)
 
 

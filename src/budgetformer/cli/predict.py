@@ -43,10 +43,13 @@ def predict(
     ] = "cut",
     split: Annotated[str | None, typer.Option(help="Which split of a data set (default: test).")] = None,
     shard: Annotated[str | None, typer.Option(metavar="I/N", help="Only the I-th of N equal parts.")] = None,
+    escape_formulas: Annotated[
+        bool, typer.Option("--escape-formulas", help="In CSV, a quote (') before what a spreadsheet would compute.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on where an interrupted run stopped.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output if it exists.")] = False,
     workers: Annotated[
-        int | None, typer.Option(help="A folder's files on a Ray cluster, with so many models (0: one a CPU).", min=0)
+        int | None, typer.Option(help="A folder's files on a Ray cluster, with so many models (0: one per CPU).", min=0)
     ] = None,
     encoding: Annotated[str, _data("encoding")] = "utf-8",
     bad_rows: Annotated[str, _data("bad_rows")] = "error",
@@ -70,7 +73,7 @@ def predict(
     source = DataSource(
         data, text=text, text_pair=text_pair, encoding=encoding, offline=offline, **quarantine_fields(bad_rows)
     )
-    request = Request(source, output, split, top, probabilities, shard, resume, overwrite)
+    request = Request(source, output, split, top, probabilities, shard, escape_formulas, resume, overwrite)
     summary: Summary | None
     try:
         if workers is None:

@@ -24,6 +24,10 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 opens it to others.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     budget: Annotated[str | None, typer.Option(help=BUDGET)] = None,
+    allowed_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that requests may address besides --host, where no key is set; * for any."),
+    ] = None,
     workers: Annotated[int, typer.Option(help="Processes, each with its own model.", min=1)] = 1,
     threads: Annotated[int | None, typer.Option(help="Threads of a model (default: its cores but one).", min=1)] = None,
     changes: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help=_KEYS)] = None,
@@ -37,9 +41,12 @@ def serve(
 
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = threads or max(1, cores // workers - 1)  # HTTP and tokens need one too
-    settings = Settings.make(changes or (), run=run, budget=budget, workers=workers, threads=threads)
+    settings = Settings.make(
+        changes or (), run=run, budget=budget, host=host, port=port, allowed_hosts=allowed_host or (), workers=workers,
+        threads=threads,
+    )  # fmt: skip
     try:
         from budgetformer.serving.server import serve as run_server
     except ModuleNotFoundError as error:
         raise MissingExtraError("serve", error.name or "fastapi") from None
-    run_server(settings, host=host, port=port)
+    run_server(settings)

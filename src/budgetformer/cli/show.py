@@ -68,7 +68,7 @@ def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
         "heads executed, k/H": f"{budget['k_over_h']:.3f}",
         "k/H by layer": " ".join(f"{share:.2f}" for share in budget["k_over_h_per_layer"]),
         **_exit_figures(evaluation["exits"]),
-        "FLOPs a text (counted)": f"{cost['flops_per_text']:.3e}",
+        "FLOPs per text (counted)": f"{cost['flops_per_text']:.3e}",
         "of the dense twin's": f"{cost['flops_ratio']:.1%}",
         "least that head budgets allow": f"{1 - cost['attention_share_of_dense']:.1%}",
     }
@@ -189,6 +189,6 @@ def print_run_bench(result: dict[str, Any]) -> None:
     print_line(limits.format_map(result))
     for name, energy in (result["energy"] or {}).items():
         print_line(
-            f"{name}: {energy['joules']:.1f} J and {energy['grams_co2']:.4f} g CO2 a thousand texts, "
+            f"{name}: {energy['joules']:.1f} J and {energy['grams_co2']:.4f} g CO2 per thousand texts, "
             f"{energy['source']}; intensity: {energy['intensity']}"
         )

@@ -90,7 +90,7 @@ _PAPER = Shape()
 
 def papers_count(tokens: Number, budget: Number = 1.0, *, gated: bool = False, shape: Shape = _PAPER) -> Number:
     """The paper's own count for one text of `tokens` (padded) positions at mean budget s: attention alone, the
-    projections in full, one FLOP a multiply-accumulate.
+    projections in full, one FLOP per multiply-accumulate.
 
     L (4 N D^2 + s (2 N^2 D + H N^2)), plus L (D^2 + D + D H) for the gates.
     """

@@ -91,7 +91,7 @@ class Energy:
 
 
 def measure_energy(work: Callable[[], object], texts: int, carbon: str) -> Energy:
-    """Run `work` under CodeCarbon, offline. `carbon` is a country's three letters, or a number of g CO2 a kWh."""
+    """Run `work` under CodeCarbon, offline. `carbon` is a country's three letters, or a number of g CO2 per kWh."""
     try:
         from codecarbon import OfflineEmissionsTracker
         from codecarbon.input import DataSource
@@ -105,7 +105,7 @@ def measure_energy(work: Callable[[], object], texts: int, carbon: str) -> Energ
         except ValueError:
             raise UsageError(
                 f"--carbon {carbon}: CodeCarbon has no energy mix for it; give a country's three letters, e.g. FRA, "
-                "or a number of g CO2 a kWh"
+                "or a number of g CO2 per kWh"
             ) from None
         intensity = f"{float(carbon):g} g/kWh, given"
     logging.getLogger("codecarbon").setLevel(logging.CRITICAL)  # its log_level comes too late for its first lines

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from budgetformer.data.dataset import find_leaks, read_tables
-from budgetformer.data.examples import UNLABELLED, Example
+from budgetformer.data.examples import FIRST_BAD, UNLABELLED, Example
 from budgetformer.data.locate import DataSource, locate
 from budgetformer.data.scan import Scan
 from budgetformer.data.splits import repeats
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_LENGTHS = (32, 64, 128, 256, 512, 1024)
 ESTIMATED = "estimated from the bytes of the text; exact with --tokenizer"
+LONG_WORD = 1000  # characters, from where on a word is worth a warning
 BYTES_PER_TOKEN = 4.4  # of UTF-8, for BERT's vocabulary on English prose
 
 
@@ -30,11 +31,15 @@ def check_data(source: DataSource, tokenizer: PreTrainedTokenizerFast | None = N
     Raises DataError only if nothing can be said at all.
     """
     lengths: dict[str, Counter[int]] = {}
+    long_words: list[str] = []
 
     def watch(name: str, examples: Iterator[Example]) -> Iterator[Example]:
         lengths[name] = Counter()
         for example, length in token_lengths(examples, tokenizer) if tokenizer else map(_estimate, examples):
             lengths[name][length] += 1
+            longest = max(map(len, f"{example.text} {example.text_pair or ''}".split()))
+            if longest > LONG_WORD:
+                long_words.append(f"{example.file}, line {example.line}: {longest} characters without white space")
             yield example
 
     tables = locate(source)
@@ -44,6 +49,9 @@ def check_data(source: DataSource, tokenizer: PreTrainedTokenizerFast | None = N
         name: {"file": tables[name].name, **_describe(scanned, data.labels, lengths[name])}
         for name, scanned in data.scans.items()
     }
+    unreadable = [f"{words}: a tokenizer may read them as one unknown word" for words in long_words[:FIRST_BAD]]
+    if len(long_words) > FIRST_BAD:
+        unreadable.append(f"{len(long_words) - FIRST_BAD} more rows have such words")
     repeated = [
         f"{split['duplicates']} of {split['rows']} {name} rows repeat another row of {name}"
         for name, split in splits.items()
@@ -58,7 +66,7 @@ def check_data(source: DataSource, tokenizer: PreTrainedTokenizerFast | None = N
         "splits": splits,
         "leakage": [{"split": leak.split, "other": leak.other, "rows": leak.rows} for leak in leaks],
         "errors": data.errors,
-        "warnings": [*(leak.sentence() for leak in leaks if leak.rows), *repeated, *data.warnings],
+        "warnings": [*(leak.sentence() for leak in leaks if leak.rows), *repeated, *unreadable, *data.warnings],
         "usable": not data.errors,
     }
 

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from budgetformer.data.sources import FORMATS, BadRow, FileTable, RawRow, Table, check_encoding, spool_stdin
+from budgetformer.data.sources import (
+    FORMATS,
+    BadRow,
+    FileTable,
+    RawRow,
+    Table,
+    check_encoding,
+    named_read_errors,
+    spool_stdin,
+)
 from budgetformer.errors import DataError, MissingExtraError, UsageError
 
 NAMED = {
@@ -75,11 +84,12 @@ class DataSource:
 def locate(source: DataSource) -> dict[str, Table]:
     """The tables by split: train always, validation and test if they are given. Nothing is read yet, but
     hub data is fetched and standard input spooled."""
-    tables = _main_tables(source)
-    names = next((table.names for table in tables.values() if isinstance(table, FileTable)), ())
-    for split, path in (("validation", source.validation), ("test", source.test)):
-        if path is not None and not (split == "validation" and path == "test"):
-            tables[split] = FileTable(_existing(path), path, source.encoding, names)
+    with named_read_errors(source.data):
+        tables = _main_tables(source)
+        names = next((table.names for table in tables.values() if isinstance(table, FileTable)), ())
+        for split, path in (("validation", source.validation), ("test", source.test)):
+            if path is not None and not (split == "validation" and path == "test"):
+                tables[split] = FileTable(_existing(path), path, source.encoding, names)
     if source.validation == "test" and "test" not in tables:
         raise UsageError("validation is 'test', but there is no test set: pass one with --test")
     return {split: tables[split] for split in ("train", "validation", "test") if split in tables}
@@ -147,7 +157,7 @@ def _label_names(path: Path) -> tuple[str, ...]:
         return ()
     try:
         names: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise DataError(f"{path}: cannot be read ({error}): it must be a JSON list of label names") from None
     if not isinstance(names, list) or not all(isinstance(name, str) and name for name in names):
         raise DataError(f"{path}: must be a JSON list of label names, in the order of their numbers")

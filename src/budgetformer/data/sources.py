@@ -19,7 +19,7 @@ import tempfile
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, Protocol, cast
@@ -119,14 +119,22 @@ def check_encoding(encoding: str) -> str:
     return "utf-8" if name == "utf-8-sig" else name
 
 
+@contextmanager
+def named_read_errors(name: str) -> Iterator[None]:
+    """Turn what the system refuses, permissions above all, into an error that names the file."""
+    try:
+        yield
+    except OSError as error:
+        cause = f"cannot be read ({error.strerror or error}): check the path and its permissions"
+        raise DataError(f"{error.filename or name}: {cause}") from None
+
+
 def open_bytes(path: Path) -> BinaryIO:
     """The file's bytes, decompressed if it starts like gzip or xz, whatever its name."""
-    try:
+    with named_read_errors(str(path)):
         plain = path.open("rb", buffering=2**17)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read ({error.strerror}): check the path and its permissions") from None
-    head = plain.read(6)
-    plain.seek(0)
+        head = plain.read(6)
+        plain.seek(0)
     if head.startswith(b"\x1f\x8b"):
         return cast("BinaryIO", io.BufferedReader(gzip.GzipFile(fileobj=plain), 2**17))
     if head.startswith(b"\xfd7zXZ\0"):
@@ -148,8 +156,12 @@ def spool_stdin() -> Path:
     handle, name = tempfile.mkstemp(prefix="budgetformer-stdin-")
     path = Path(name)
     atexit.register(path.unlink, missing_ok=True)
-    with os.fdopen(handle, "wb") as spool:
-        shutil.copyfileobj(sys.stdin.buffer, spool)
+    try:
+        with os.fdopen(handle, "wb") as spool:
+            shutil.copyfileobj(sys.stdin.buffer, spool)
+    except OSError as error:
+        cause = f"cannot be kept in {path.parent} ({error.strerror}): set TMPDIR to another folder"
+        raise DataError(f"standard input {cause}") from None
     return path
 
 
@@ -230,7 +242,7 @@ def read_rows(path: Path | str, *, name: str | None = None, encoding: str = "utf
     if format_.kind == "parquet":
         yield from _parquet_rows(path, name)
         return
-    with closing(Lines(path, name, encoding)) as lines:
+    with closing(Lines(path, name, encoding)) as lines, named_read_errors(name):
         try:
             yield from _json_rows(lines) if format_.kind == "jsonl" else _delimited_rows(lines, format_)
         except DAMAGED as error:

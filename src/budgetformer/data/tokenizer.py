@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 MAX_ALPHABET = 1000
+MAX_WORD = 100  # characters of a word; WordPiece reads a longer one as [UNK]
 
 
 def load_tokenizer(name: str | Path, *, offline: bool = False) -> PreTrainedTokenizerFast:
@@ -58,8 +59,9 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> PreTrain
     if not by_frequency:
         raise DataError("a tokenizer cannot be trained: there is no text")
     alphabet, dropped = sorted(by_frequency[:MAX_ALPHABET]), dict.fromkeys(map(ord, by_frequency[MAX_ALPHABET:]))
-    rust = _wordpiece({piece: number for number, piece in enumerate(SPECIAL)})
-    continued = _continuations(rust, alphabet)
+    special = {piece: number for number, piece in enumerate(SPECIAL)}
+    rust, untrained = _wordpiece(special), _wordpiece(special)  # nobody may ask anything of the one that trains
+    continued = _continuations(untrained, alphabet)
     least = len(SPECIAL) + len(alphabet) + len(continued)
     if vocab_size < least:
         raise UsageError(f"vocab_size is {vocab_size}: the characters of these texts alone need {least}")
@@ -68,10 +70,23 @@ def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> PreTrain
     trainer = trainers.WordPieceTrainer(
         vocab_size=vocab_size, special_tokens=[*SPECIAL, *continued], show_progress=False
     )
-    # Python knows more white space than the tokenizer, for which some of it is control characters, and nothing.
-    rust.train_from_iterator((" ".join(text.split()).translate(dropped) for text in texts), trainer)
+    rust.train_from_iterator((_readable(text, untrained).translate(dropped) for text in texts), trainer)
     vocabulary = rust.get_vocab(with_added_tokens=True)
     return _fast(_wordpiece(dict(sorted(vocabulary.items(), key=lambda item: item[1]))))
+
+
+def _readable(text: str, rust: Tokenizer) -> str:
+    """The text without words that are too long to be read: time and memory of training grow with their square.
+
+    Words are joined by blanks: Python knows more white space than the tokenizer, which drops some of it.
+    """
+    words = text.split()
+    for place, word in enumerate(words):
+        if len(word) > MAX_WORD:
+            parts = [part for part, _ in rust.pre_tokenizer.pre_tokenize_str(rust.normalizer.normalize_str(word))]
+            if any(len(part) > MAX_WORD for part in parts):
+                words[place] = " ".join(part for part in parts if len(part) <= MAX_WORD)
+    return " ".join(words)
 
 
 def _continuations(rust: Tokenizer, alphabet: Iterable[str]) -> list[str]:
@@ -89,6 +104,8 @@ def _from_vocabulary(path: Path) -> PreTrainedTokenizerFast:
         text = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ModelError(f"{path}: not UTF-8 at byte {error.start}: a vocabulary is UTF-8") from None
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
     pieces = [piece.rstrip("\r") for piece in text.rstrip("\r\n").split("\n")]
     missing = [piece for piece in SPECIAL if piece not in pieces]
     if missing:
@@ -102,7 +119,7 @@ def _from_vocabulary(path: Path) -> PreTrainedTokenizerFast:
 def _wordpiece(vocabulary: dict[str, int]) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-    rust = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    rust = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=MAX_WORD))
     rust.normalizer = normalizers.BertNormalizer(lowercase=True)
     rust.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     rust.decoder = decoders.WordPiece()

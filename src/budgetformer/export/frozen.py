@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.runs.files import write_directory, write_json
+from budgetformer.runs.files import hash_files, write_directory, write_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -36,7 +36,8 @@ def export_frozen(
         frozen.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         if ours:
-            write_json(folder / "run.json", {**record, "frozen": {"run": str(run), "budget": budget}})
+            about = {"frozen": {"run": str(run), "budget": budget}, "sha256": hash_files(folder)}
+            write_json(folder / "run.json", {**record, **about})
 
     write_directory(target, fill, "Give another directory with -o")
     result = {"format": "torch", "budget": budget, "heads": model.config.num_attention_heads}

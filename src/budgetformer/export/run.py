@@ -18,7 +18,7 @@ from budgetformer.export.network import EXIT, GATE, build, check
 from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import hash_file, write_directory, write_json
+from budgetformer.runs.files import hash_files, read_json, write_directory, write_json
 from budgetformer.runs.provenance import environment
 
 if TYPE_CHECKING:
@@ -68,7 +68,8 @@ def export_model(
             "positions": config.max_position_embeddings, "vocabulary": config.vocab_size,
             "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
             "bytes": file.stat().st_size,
-            "sha256": {path.name: hash_file(path) for path in (file, staged / "tokenizer.json")},
+            "sha256": hash_files(staged),
+            "files": sorted({"export.json", *(path.name for path in staged.iterdir())}),
             "verification": verification, "int8": quantized, "environment": environment("onnx", "onnxruntime"),
         })  # fmt: skip
         write_json(staged / "export.json", result)
@@ -82,8 +83,12 @@ def check_target(model: BudgetFormerForSequenceClassification, target: Path, dia
     runtime()
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file: give a directory with -o")
-    if target.is_dir() and any(target.iterdir()) and not (target / "export.json").exists():
-        raise UsageError(f"{target} is not empty and holds no export: give another directory with -o")
+    if target.is_dir() and any(target.iterdir()):
+        if not (target / "export.json").exists():
+            raise UsageError(f"{target} is not empty and holds no export: give another directory with -o")
+        files = {"calibration.json", *read_json(target / "export.json", "give another directory with -o")["files"]}
+        if others := sorted({path.name for path in target.iterdir()} - files):
+            raise UsageError(f"{target} holds {others[0]!r} too, which no export wrote: give another directory with -o")
     if model.config.base is not None:
         raise UsageError(
             "this run is a pretrained encoder with head budgets, whose graph is not ours to write: run it with torch, "

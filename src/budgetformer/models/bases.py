@@ -13,22 +13,23 @@ from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrai
 
 from budgetformer.errors import ModelError
 from budgetformer.models.config import BudgetFormerConfig
+from budgetformer.runs.files import COPY_AGAIN, check_hashes, named_read_errors, read_json
 
 
 def read_base(name: str, *, offline: bool = False, **options: Any) -> PreTrainedConfig:
     """The config of a base; what is wrong with it, or with the options, is said before anything is loaded."""
     folder = Path(name).expanduser()
+    if (folder / "config.json").exists():
+        check_weights(folder)
     try:
         config: PreTrainedConfig = AutoConfig.from_pretrained(
             str(folder) if folder.is_dir() else name, local_files_only=offline or folder.is_dir()
         )
     except ModelError:
         raise
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers has no common class for what may be wrong with a config
         reason = str(error).strip().split("\n")[0]
         raise ModelError(f"base {name!r} cannot be loaded ({reason}): give a model directory or a hub name") from None
-    if folder.is_dir():
-        check_weights(folder)
     BudgetFormerConfig.over(config.base_config if isinstance(config, BudgetFormerConfig) else config, **options)
     return config
 
@@ -49,9 +50,10 @@ def load_base(name: str, *, offline: bool = False, **labels: Any) -> tuple[PreTr
                 f"give the encoder that it was made from ({config.base_name})"
             )
         return AutoModelForSequenceClassification.from_pretrained(path, **place).plain(), []
-    model, info = AutoModelForSequenceClassification.from_pretrained(
-        path, **place, **labels, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
-    )
+    with named_read_errors(folder, "give a model directory or a hub name"):
+        model, info = AutoModelForSequenceClassification.from_pretrained(
+            path, **place, **labels, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     align_weights(model)
     return model, sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
 
@@ -72,8 +74,14 @@ def base_hash(model: PreTrainedModel, fresh: Sequence[str]) -> str:
     return digest.hexdigest()
 
 
+# The sizes in the configs of all architectures; a delta has weights for the first of them alone.
+_SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "intermediate_size", "num_labels",
+          "max_position_embeddings", "type_vocab_size", "dim", "hidden_dim", "n_layers", "n_heads")  # fmt: skip
+_POSITIONS = 2**17  # may have no weights
+
+
 def check_weights(folder: Path) -> None:
-    """Refuse a model folder whose weights are missing, pickled, truncated or corrupt."""
+    """Refuse a model folder whose weights are missing, pickled, truncated, corrupt or too small for its config.json."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickled = next((f for ending in ("*.bin", "*.pt", "*.pth", "*.pkl") for f in folder.glob(ending)), None)
@@ -83,12 +91,33 @@ def check_weights(folder: Path) -> None:
                 "model.safetensors on a machine that you can afford to lose"
             )
         raise ModelError(f"{folder} has no model.safetensors: give the directory of a saved model")
+    shapes: list[list[int]] = []
     for file in files:
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                tensors.keys()
-        except (SafetensorError, OSError) as error:
-            raise ModelError(
-                f"{file} is not a readable safetensors file ({error}): it is corrupt or was cut short; copy or save "
-                "it again"
-            ) from error
+        with named_read_errors(file, "copy or save it again"):
+            try:
+                with safe_open(file, framework="pt") as tensors:
+                    shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118
+            except SafetensorError as error:
+                raise ModelError(
+                    f"{file} is not a readable safetensors file ({error}): it is corrupt or was cut short; copy or "
+                    "save it again"
+                ) from error
+    if (record := folder / "run.json").exists():
+        hashes = read_json(record, COPY_AGAIN).get("sha256")
+        check_hashes(folder, hashes if isinstance(hashes, dict) else {}, ".safetensors")
+    if (file := folder / "config.json").exists():
+        _check_sizes(file, shapes)
+
+
+def _check_sizes(file: Path, shapes: list[list[int]]) -> None:
+    """Refuse sizes that no tensor has, before anything of that size is built."""
+    config = read_json(file, "copy or save the model again")
+    layers, largest = len(shapes), max((size for shape in shapes for size in shape), default=0)
+    base = config.get("base")
+    sizes = {**(base if isinstance(base, dict) else {}), **config}
+    for key in _SIZES[:3] if config.get("delta") else _SIZES:
+        most = layers if key.endswith("layers") else max(largest, _POSITIONS) if "position" in key else largest
+        value = sizes.get(key, 0)
+        if not isinstance(value, int) or value > most:
+            raise ModelError(f"{file} has {key} {value!r:.60}, and the weights beside it have room for {most}: "
+                             "copy or save the model again")  # fmt: skip

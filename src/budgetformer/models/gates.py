@@ -45,11 +45,11 @@ class HeadsPerLayer:
 
 
 class Kind(NamedTuple):
-    """A kind of gate: its class, its options, and whether our own encoder and pretrained ones (`base`) take it."""
+    """A kind of gate: its class, its options, and who takes it: our encoder (`no_base`), pretrained ones (`base`)."""
 
     gate: type[HeadAllocator]
     parts: tuple[type[Any], ...] = ()  # dataclasses whose fields are the options
-    own: bool = True
+    no_base: bool = True
     base: bool = False
 
     def options(self) -> dict[str, Any]:
@@ -64,9 +64,9 @@ KINDS = {
     "fixed": Kind(FixedBudget, (FixedShare, *_PAPER)),
     "random": Kind(RandomHeads, _PAPER),
     "static": Kind(StaticHeads, _PAPER),
-    "ranked": Kind(RankedHeads, (RankingOptions,), own=False, base=True),
-    "order": Kind(OrderedHeads, (RankingOptions,), own=False, base=True),
-    "frozen": Kind(FrozenHeads, (HeadsPerLayer,), own=False, base=True),
+    "ranked": Kind(RankedHeads, (RankingOptions,), no_base=False, base=True),
+    "order": Kind(OrderedHeads, (RankingOptions,), no_base=False, base=True),
+    "frozen": Kind(FrozenHeads, (HeadsPerLayer,), no_base=False, base=True),
 }
 # Over a pretrained encoder the paper's gates begin with all heads, without noise, and go to a target.
 _OVER_BASE = {
@@ -80,19 +80,19 @@ def complete(gates: Mapping[str, Any] | None, *, over_base: bool) -> dict[str, A
     """The gates' table with every option of its kind; unknown kinds and options are errors."""
     if not isinstance(gates, Mapping | None):
         raise UsageError(f"gates={gates!r}: give a table such as {{'kind': 'learned'}}")
-    given = dict(gates or {})
-    name = given.pop("kind", "ranked" if over_base else "learned")
-    names = [n for n, kind in KINDS.items() if (kind.base if over_base else kind.own)]
+    changes = dict(gates or {})
+    name = changes.pop("kind", "ranked" if over_base else "learned")
+    names = [n for n, kind in KINDS.items() if (kind.base if over_base else kind.no_base)]
     if name not in names:
         whose = "a pretrained encoder" if over_base else "a model without a base"
         raise UsageError(f"gates.kind={name!r}: give one of {', '.join(names)} for {whose}{_near(name, names)}")
     known = KINDS[name].options()
-    for key in given.keys() - known.keys():
+    for key in changes.keys() - known.keys():
         others = [n for n in names if key in KINDS[n].options()]
         whose = f" (it is one of the kind{'s' * (len(others) > 1)} {', '.join(others)})" if others else ""
         hint = _near(key, known) or f"; it takes {', '.join(sorted(known)) or 'none'}"
         raise UsageError(f"gates.{key} is not an option of the kind {name!r}{whose}{hint}")
-    options = {**known, **(_OVER_BASE.get(name, {}) if over_base else {}), **given}
+    options = {**known, **(_OVER_BASE.get(name, {}) if over_base else {}), **changes}
     for key in (key for key, value in options.items() if value is MISSING):
         raise UsageError(f"gates of the kind {name!r} need {key}: give gates.{key}")
     for part in KINDS[name].parts:

@@ -23,7 +23,7 @@ from budgetformer.models.bases import align_weights, base_hash, check_weights, l
 from budgetformer.models.config import BudgetFormerConfig as BudgetFormerConfig
 from budgetformer.models.gates import first_budget, make_gate
 from budgetformer.models.layers import Layers, PretrainedLayers
-from budgetformer.models.own import OwnBase, init_own
+from budgetformer.models.native import NativeBase, init_native
 from budgetformer.models.sites import BiasOnly, Budgets, replace_attention, restore_attention, set_dropout
 from budgetformer.models.stages import Staged, Stages
 from budgetformer.nn.allocation import Allocation, Budget, Dial, GatedHeads, LearnedHeads
@@ -75,7 +75,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
     def __init__(self, config: BudgetFormerConfig, base: PreTrainedModel | None = None) -> None:
         super().__init__(config)
         if config.base is None:
-            self.base: Any = OwnBase(config)
+            self.base: Any = NativeBase(config)
         else:
             self.base = _retrofitted(config, base)
             if base is not None or self.device.type != "meta":
@@ -89,7 +89,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
                 gate.score.requires_grad_(False)
 
     def _init_weights(self, module: nn.Module) -> None:
-        init_own(module, self.config)
+        init_native(module, self.config)
 
     @property
     def ranked_gates(self) -> list[ScoredHeads]:

@@ -157,9 +157,9 @@ def set_dropout(model: nn.Module, rate: float | None, attention: float | None) -
         for layer in layers:
             layer.core.dropout = attention
     for module in model.modules():
-        chosen = attention if id(module) in behind else rate
-        if isinstance(module, nn.Dropout) and chosen is not None:
-            module.p = chosen
+        new_rate = attention if id(module) in behind else rate
+        if isinstance(module, nn.Dropout) and new_rate is not None:
+            module.p = new_rate
 
 
 def join_heads(site: Site, heads: int) -> tuple[Tensor, Tensor]:
@@ -209,29 +209,29 @@ def _pair(linear: nn.Linear) -> tuple[Tensor, Tensor | None]:
 
 
 def _bert_site(attention: Any) -> Site:
-    own, output = attention.self, attention.output
+    layer, output = attention.self, attention.output
 
     def replace(module: nn.Module) -> None:  # residual sum, dropout and norm stay in `output`
         attention.self, output.dense = module, nn.Identity()
 
     window, after = None, nn.Identity()
     return Site(
-        _pair(own.query), _pair(own.key), _pair(own.value), output.dense, own.dropout.p, after, window, replace
+        _pair(layer.query), _pair(layer.key), _pair(layer.value), output.dense, layer.dropout.p, after, window, replace
     )  # fmt: skip
 
 
-def _distilbert_site(parent: nn.Module, name: str, own: Any) -> Site:
+def _distilbert_site(parent: nn.Module, name: str, layer: Any) -> Site:
     return Site(
-        _pair(own.q_lin), _pair(own.k_lin), _pair(own.v_lin), own.out_lin, own.dropout.p, nn.Identity(), None,
+        _pair(layer.q_lin), _pair(layer.k_lin), _pair(layer.v_lin), layer.out_lin, layer.dropout.p, nn.Identity(), None,
         lambda module: setattr(parent, name, module),
     )  # fmt: skip
 
 
-def _modernbert_site(parent: nn.Module, name: str, own: Any) -> Site:
-    weights, bias = own.Wqkv.weight.chunk(3), own.Wqkv.bias
+def _modernbert_site(parent: nn.Module, name: str, layer: Any) -> Site:
+    weights, bias = layer.Wqkv.weight.chunk(3), layer.Wqkv.bias
     biases = (None, None, None) if bias is None else bias.chunk(3)
     q, k, v = zip(weights, biases, strict=True)
-    window = None if own.sliding_window is None else own.sliding_window - 1
+    window = None if layer.sliding_window is None else layer.sliding_window - 1
     return Site(
-        q, k, v, own.Wo, own.attention_dropout, own.out_drop, window, lambda module: setattr(parent, name, module)
+        q, k, v, layer.Wo, layer.attention_dropout, layer.out_drop, window, lambda module: setattr(parent, name, module)
     )  # fmt: skip

@@ -17,17 +17,6 @@ from budgetformer.nn.exploration import Exploration
 from budgetformer.nn.objective import Objective
 
 __all__ = [
-    "AllHeads",
-    "Allocation",
-    "BudgetedAttention",
-    "BudgetedEncoder",
-    "Dial",
-    "Exploration",
-    "FixedBudget",
-    "HeadAllocator",
-    "LearnedHeads",
-    "Objective",
-    "RandomHeads",
-    "Selection",
-    "StaticHeads",
-]
+    "AllHeads", "Allocation", "BudgetedAttention", "BudgetedEncoder", "Dial", "Exploration", "FixedBudget",
+    "HeadAllocator", "LearnedHeads", "Objective", "RandomHeads", "Selection", "StaticHeads",
+]  # fmt: skip

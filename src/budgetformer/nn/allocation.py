@@ -105,7 +105,7 @@ class LayerThreshold(NamedTuple):
     quota: int = 0
 
 
-Budget = Dial | LayerThreshold  # what a layer's gate is told at evaluation
+Budget = Dial | LayerThreshold  # what a layer's gate takes at evaluation
 
 
 @dataclass(frozen=True)
@@ -189,8 +189,8 @@ def allocate(
         return Allocation(budget, relevance, heads, torch.ones_like(relevance, dtype=torch.bool), weights)
     active = top_k(relevance, heads)
     if selection.renormalize:
-        kept = (relevance * active).sum(dim=-1, keepdim=True)
-        weights = weights / torch.where(active.any(dim=-1, keepdim=True), kept, torch.ones_like(kept))
+        total = (relevance * active).sum(dim=-1, keepdim=True)
+        weights = weights / torch.where(active.any(dim=-1, keepdim=True), total, torch.ones_like(total))
     return Allocation(budget, relevance, heads, active, weights * active)
 
 
@@ -203,15 +203,15 @@ def _allocate_count(budget: Tensor, relevance: Tensor, heads: Tensor, keep_top: 
     rank = ranks(relevance)
     active = rank < heads[:, None] if keep_top else torch.ones_like(relevance, dtype=torch.bool)
     if keep_top and not torch.is_grad_enabled():
-        kept = active.float()
+        indicator = active.float()
     else:
         soft = ((budget[:, None] * relevance.shape[-1] - rank - 0.5) / _COUNT_SOFTNESS).sigmoid()
-        kept = active + (soft - soft.detach()) if keep_top else soft
-    share = relevance * kept
+        indicator = active + (soft - soft.detach()) if keep_top else soft
+    share = relevance * indicator
     total = share.sum(dim=-1, keepdim=True)
-    some = active.any(dim=-1, keepdim=True)
-    weights = kept.sum(dim=-1, keepdim=True) * share / torch.where(some, total, torch.ones_like(total))
-    weights = torch.where(some, weights, share)
+    any_active = active.any(dim=-1, keepdim=True)
+    weights = indicator.sum(dim=-1, keepdim=True) * share / torch.where(any_active, total, torch.ones_like(total))
+    weights = torch.where(any_active, weights, share)
     return Allocation(budget, relevance, heads, active, weights)  # exactly zero, with a gradient, on inactive heads
 
 
@@ -227,7 +227,7 @@ class HeadAllocator(nn.Module, ABC):
     ranks_layers: ClassVar[bool] = False  # the heads of all layers are in one order: mean:X, freezing
     exportable: ClassVar[bool] = True  # a graph can hold it
     random: ClassVar[bool] = False  # draws heads at evaluation too
-    has_budget_net: ClassVar[bool] = False  # what its own computing costs
+    has_budget_net: ClassVar[bool] = False  # what computing the gate costs
     has_scorer: ClassVar[bool] = False
 
     reads_padding = False  # where True, hidden states must be right at padding too
@@ -247,15 +247,9 @@ class AllHeads(HeadAllocator):
     selects = can_dial = per_input = False
 
     def forward(self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None) -> Allocation:
-        B, H = x_BND.shape[0], self.num_heads
-        ones = torch.ones(B, H, device=x_BND.device)
-        return Allocation(
-            budget=ones[:, 0],
-            relevance=ones / H,
-            heads=torch.full((B,), H, device=x_BND.device),
-            active=ones.bool(),
-            weights=None,
-        )
+        (B, H), device = (len(x_BND), self.num_heads), x_BND.device
+        ones = torch.ones(B, H, device=device)
+        return Allocation(ones[:, 0], ones / H, torch.full((B,), H, device=device), ones.bool(), weights=None)
 
 
 class GatedHeads(HeadAllocator):

@@ -156,15 +156,15 @@ class ScoredHeads(HeadAllocator):
                 active = active & (ranks(scores) < quota)
             elif mode == "random":
                 active = ranks(torch.randn_like(scores)) < active.sum(dim=-1, keepdim=True)
-            kept = active.float()
+            indicator = active.float()
             if torch.is_grad_enabled():
                 soft = ((scores - threshold) / _SOFTNESS).sigmoid()
-                kept = kept + (soft - soft.detach())
-            weights = kept
+                indicator = indicator + (soft - soft.detach())
+            weights = indicator
             if self.renormalize:
-                weights = kept * (self.num_heads / active.sum(dim=-1, keepdim=True).clamp(min=1))
+                weights = indicator * (self.num_heads / active.sum(dim=-1, keepdim=True).clamp(min=1))
             relevance = F.softmax(scores / _SOFTNESS, dim=-1)
-            return Allocation(kept.mean(dim=-1), relevance, active.sum(dim=-1), active, weights)
+            return Allocation(indicator.mean(dim=-1), relevance, active.sum(dim=-1), active, weights)
 
 
 class OrderedHeads(ScoredHeads):

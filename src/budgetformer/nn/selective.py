@@ -138,11 +138,11 @@ def real_tokens(mask_BN: Tensor | None, batch: int, length: int) -> Spans | None
     first_B, count_B = mask_BN.int().argmax(dim=1), mask_BN.sum(dim=1)
     place_N = torch.arange(length, device=mask_BN.device)
     inside_BN = (place_N >= first_B[:, None]) & (place_N < (first_B + count_B)[:, None])
-    found = torch.stack([first_B, count_B, (inside_BN != mask_BN).sum(dim=1)], dim=1).tolist()
-    if any(outside or not count for _, count, outside in found):
+    samples = torch.stack([first_B, count_B, (inside_BN != mask_BN).sum(dim=1)], dim=1).tolist()
+    if any(outside or not count for _, count, outside in samples):
         return None
-    starts = [sample * length + first for sample, (first, _, _) in enumerate(found)]
-    return tuple(range(start, start + count) for start, (_, count, _) in zip(starts, found, strict=True))
+    starts = [sample * length + first for sample, (first, _, _) in enumerate(samples)]
+    return tuple(range(start, start + count) for start, (_, count, _) in zip(starts, samples, strict=True))
 
 
 def blocks_of(used: Used, spans: Spans) -> list[Block]:
@@ -155,8 +155,8 @@ def blocks_of(used: Used, spans: Spans) -> list[Block]:
     for samples, same in groupby(users):
         last = first + len(list(same))
         if samples:
-            mine = [spans[sample] for sample in samples]
-            blocks.append(Block(first, last, samples, _runs(mine), [len(span) for span in mine]))
+            block_spans = [spans[sample] for sample in samples]
+            blocks.append(Block(first, last, samples, _runs(block_spans), [len(span) for span in block_spans]))
         first = last
     return blocks
 
@@ -197,13 +197,13 @@ def evaluate_blocks(
     y_RD: Tensor | None = None
     for first, last, samples, runs, lengths in blocks:
         x_rD = x_RD[runs[0]] if len(runs) == 1 else torch.cat([x_RD[run] for run in runs])
-        own = slice(3 * first * d, 3 * last * d)  # rows of q, k, v, head by head
-        qkv_r3C = F.linear(x_rD, qkv.weight[own], qkv.bias[own])
+        head_rows = slice(3 * first * d, 3 * last * d)  # of q, k, v, head by head
+        qkv_r3C = F.linear(x_rD, qkv.weight[head_rows], qkv.bias[head_rows])
         del x_rD  # here and below: a block's tensors must not stand beside the next one's
         weights_nm = None
         if weights_BH is not None:
-            chosen = slice(samples[0], samples[-1] + 1) if samples[-1] - samples[0] < len(samples) else samples
-            weights_nm = weights_BH[chosen, first:last]
+            neighbours = samples[-1] - samples[0] < len(samples)
+            weights_nm = weights_BH[slice(samples[0], samples[-1] + 1) if neighbours else samples, first:last]
         o_rC = _attend_block(qkv_r3C, lengths, weights_nm, d, positions)
         del qkv_r3C
         back_CD = back_DD[first * d : last * d]

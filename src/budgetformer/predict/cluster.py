@@ -30,6 +30,9 @@ def predict_folder(
         raise UsageError(f"--workers {workers}: {folder} is no folder of data files: give one, or leave --workers out")
     if output is None or output.is_file() or request.shard:
         raise UsageError(f"--workers {workers} writes a folder: give it with -o, and no --shard")
+    names = [file.name.removesuffix(".xz") for file in files]  # of the outputs
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise UsageError(f"{folder} holds {twice[0]} with .xz and without: their outputs have one name; move one away")
     try:
         import ray
         import ray.data
@@ -44,8 +47,8 @@ def predict_folder(
     ray.data.DataContext.get_current().enable_progress_bars = False
     began = time.monotonic()
     tasks = [
-        {"file": str(file.resolve()), "output": str((output / file.name.removesuffix(".xz")).resolve())}
-        for file in files
+        {"file": str(file.resolve()), "output": str((output / name).resolve())}
+        for file, name in zip(files, names, strict=True)
     ]
     processors = int(ray.cluster_resources().get("CPU", 1))  # type: ignore[no-untyped-call]
     worker: Any = _Worker

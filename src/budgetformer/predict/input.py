@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from budgetformer.data.examples import BadRows, Columns, Example, Schema, choose_columns, read_examples
 from budgetformer.data.locate import DataSource, choose_split, locate
 from budgetformer.data.scan import peek
-from budgetformer.data.sources import BadRow, FileTable, RawRow, Table, format_by_name
+from budgetformer.data.sources import BadRow, FileTable, RawRow, Table, format_by_name, named_read_errors
 from budgetformer.errors import DataError, UsageError
 
 WINDOW_ROWS, WINDOW_CHARS = 4096, 2**23
@@ -98,7 +98,8 @@ def find_tables(source: DataSource, split: str | None = None) -> list[Table]:
 
 def data_files(folder: Path) -> list[Path]:
     """The data files of a folder in the order of their names; none if it is no folder, or one of train and test."""
-    files = [path for path in sorted(folder.iterdir()) if format_by_name(path)] if folder.is_dir() else []
+    with named_read_errors(str(folder)):
+        files = [path for path in sorted(folder.iterdir()) if format_by_name(path)] if folder.is_dir() else []
     return [] if any(path.name.startswith("train.") for path in files) else files
 
 

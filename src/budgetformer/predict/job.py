@@ -7,7 +7,6 @@ it is on disk and OUT.progress.json says so.
 from __future__ import annotations
 
 import gc
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -27,7 +26,7 @@ from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import DataError, UsageError
 from budgetformer.predict.input import Window, fingerprint, open_input, parquet_schema, read_shard
-from budgetformer.predict.sinks import Sink, format_of
+from budgetformer.predict.sinks import Sink, format_of, remove_parts
 from budgetformer.progress import View
 from budgetformer.runs.files import check_identity, read_json, write_json
 from budgetformer.runs.run import Run
@@ -43,6 +42,7 @@ class Request:
     top: int = 1
     probabilities: bool = False
     shard: str | None = None
+    escape_formulas: bool = False
     resume: bool = False
     overwrite: bool = False
 
@@ -81,7 +81,7 @@ class Predictor:
         output, source = request.output, request.source
         saved = _claim(output, request.resume, request.overwrite)
         if saved is None and request.resume and output is not None and output.exists():
-            shutil.rmtree(f"{output}.parts", ignore_errors=True)  # where a kill came between the end and tidying up
+            remove_parts(output.with_name(f"{output.name}.parts"))  # where a kill came between the end and tidying up
             log(f"{output} is finished")
             return None
         answers = Columns(self.scorer.config, self.scorer.labels, top=request.top, probabilities=request.probabilities)
@@ -97,7 +97,8 @@ class Predictor:
             check_identity(saved["identity"], identity)
         added = dict(zip(names, answers.kinds.values(), strict=True))
         schema = parquet_schema(data.tables) if output and format_of(output) == "parquet" else None
-        sink = Sink(output, data.present, added, header=number == 1, schema=schema)
+        escape = request.escape_formulas
+        sink = Sink(output, data.present, added, header=number == 1, schema=schema, escape=escape)
         progress = Progress(**saved["progress"]) if saved else Progress()
         job = _Job(self.scorer, answers, names, sink, output and _state_file(output), identity, progress)
         view = View(min(about, len(data.shard)), progress.read, unit="row")
@@ -116,7 +117,8 @@ class Predictor:
         return {
             "budget": str(scorer.budget), "long": scorer.long, "columns": columns, "top": request.top,
             "probabilities": request.probabilities, "shard": request.shard, "bad_rows": request.source.bad_rows,
-            "encoding": request.source.encoding, "budgetformer": budgetformer.__version__, "torch": torch.__version__,
+            "encoding": request.source.encoding, "escape_formulas": request.escape_formulas,
+            "budgetformer": budgetformer.__version__, "torch": torch.__version__,
         }  # fmt: skip
 
 

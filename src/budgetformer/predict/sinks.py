@@ -6,10 +6,12 @@ last complete window as if it had never been killed.
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import io
 import json
+import re
 import shutil
 import sys
 from collections.abc import Sequence
@@ -22,6 +24,8 @@ from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageE
 from budgetformer.runs.files import flush, named_write_errors
 
 Row = dict[str, Any]
+FORMULA = ("=", "+", "-", "@", "\t", "\r")  # how a cell begins that a spreadsheet computes
+NUMBER = re.compile(r"[-+]?[0-9.]+([eE][-+]?[0-9]+)?")
 
 
 def format_of(output: Path) -> str:
@@ -37,17 +41,20 @@ class Sink:
     """Takes windows of rows for an output (None: standard output), in the format of its ending.
 
     columns: the input's. added: the answer's columns and their kinds. header: whether CSV begins with one. schema: of
-    Parquet input. The windows lie in OUT.parts; the output gets its name only when it is complete.
+    Parquet input. escape: whether spreadsheets must not take a cell of CSV for a formula. The windows lie in
+    OUT.parts; the output gets its name only when it is complete.
     """
 
     def __init__(
-        self, output: Path | None, columns: Sequence[str], added: dict[str, str], *, header: bool, schema: Any
+        self, output: Path | None, columns: list[str], added: dict[str, str], *, header: bool, schema: Any, escape: bool
     ) -> None:
         self.output, self.count = output, 0
         kind = format_of(output) if output else "jsonl"
-        self.format = _Parquet(columns, added, schema) if kind == "parquet" else _Text(
-            kind, [*columns, *added], header, compressed=output is not None and output.name.endswith(".gz")
-        )  # fmt: skip
+        if escape and kind not in ("csv", "tsv"):
+            raise UsageError("--escape-formulas is for CSV and TSV, which spreadsheets open: leave it out")
+        compressed = output is not None and output.name.endswith(".gz")
+        text = _Text(kind, [*columns, *added], header, compressed, escape)
+        self.format = _Parquet(columns, added, schema) if kind == "parquet" else text
         self.folder = output.with_name(output.name + ".parts") if output else Path()
 
     def open(self, count: int, size: int) -> None:
@@ -59,6 +66,8 @@ class Sink:
         with named_write_errors(self.folder):
             self.folder.mkdir(exist_ok=True)
             present = set(self.folder.iterdir())
+            if others := [file for file in present if not re.fullmatch("[0-9]{8}", file.name)]:
+                raise UsageError(f"{others[0]} is not of predict's: move {self.folder} away, or give another -o")
             for file in present.difference(parts):
                 file.unlink()
         if missing := sorted(set(parts) - present):
@@ -93,7 +102,7 @@ class Sink:
     def clean(self) -> None:
         """Remove what is not needed once the output has its name."""
         if self.output:
-            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_parts(self.folder)
 
     def _parts(self) -> list[Path]:
         return [self._part(number) for number in range(self.count)]
@@ -102,11 +111,19 @@ class Sink:
         return self.folder / f"{number:08d}"
 
 
+def remove_parts(folder: Path) -> None:
+    """Remove a finished output's windows, and nothing else that may lie beside them."""
+    for file in folder.glob("[0-9]" * 8):
+        file.unlink()
+    with contextlib.suppress(OSError):  # it is not there, or not empty
+        folder.rmdir()
+
+
 class _Text:
     """CSV, TSV or JSON lines. Compressed, the header and every window are gzip members of their own."""
 
-    def __init__(self, kind: str, columns: list[str], header: bool, compressed: bool) -> None:
-        self.kind, self.columns, self.compressed = kind, columns, compressed
+    def __init__(self, kind: str, columns: list[str], header: bool, compressed: bool, escape: bool) -> None:
+        self.kind, self.columns, self.compressed, self.escape = kind, columns, compressed, escape
         names = [dict(zip(columns, columns, strict=True))]
         self.header = self.encode(names) if header and kind != "jsonl" else b""
 
@@ -136,8 +153,16 @@ class _Text:
             if unknown := row.keys() - known:
                 why = f"none of the columns that the first rows have, so {self.kind.upper()} has no place for it"
                 raise TextError(number, f"the field {min(unknown)!r} is {why}: write JSON lines (-o NAME.jsonl)")
-            writer.writerow([_cell(row.get(column)) for column in self.columns])
+            writer.writerow([self._cell(row.get(column)) for column in self.columns])
         return lines
+
+    def _cell(self, value: Any) -> Any:
+        """Lists, objects and truth values as JSON writes them; nothing for None."""
+        if isinstance(value, bool | list | dict):
+            return json.dumps(value, ensure_ascii=False, default=str)
+        if self.escape and isinstance(value, str) and value.startswith(FORMULA) and not NUMBER.fullmatch(value):
+            return "'" + value
+        return value
 
 
 class _Lines(list[str]):
@@ -145,13 +170,6 @@ class _Lines(list[str]):
 
     def write(self, line: str) -> None:
         self.append(line.removesuffix("\r\n") + "\n")
-
-
-def _cell(value: Any) -> Any:
-    """Lists, objects and truth values as JSON writes them; nothing for None."""
-    if isinstance(value, bool | list | dict):
-        return json.dumps(value, ensure_ascii=False, default=str)
-    return value
 
 
 class _Parquet:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import json
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from budgetformer.calibrate import calibrate, named_dial, operating_points, write_calibration
 from budgetformer.data import DataSet, DataSource, TextEncoder, TokenTable, encode_split, load_tokenizer
@@ -27,19 +29,26 @@ from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.export.verify import CheckRows, made_up_rows
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import hash_file, read_json
+from budgetformer.runs.files import (
+    COPY_AGAIN,
+    hash_files,
+    named_read_errors,
+    recover_directory,
+)
+from budgetformer.runs.record import TASKS, read_record
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from budgetformer.models.model import BudgetFormerForSequenceClassification
 
-FORMAT_VERSION = 1  # of run.json and export.json
-TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
 TRAINING_ROWS = "training_rows.safetensors"  # the text hashes (uint64) of the rows that a run was trained on
 _TRAINED_ON = 0.5  # of a run's training rows: a file that holds so many of them is its training file, changed
 _HARDEST = 12
 _CHECK_ROWS = 512  # that an export is compared on
+
+
+_SOURCE = TypeAdapter(DataSource)
 
 
 class HeldOut(NamedTuple):
@@ -89,16 +98,11 @@ class Run:
     def open(cls, folder: str | Path) -> Run:
         """The run in a directory; a missing, unfinished or foreign one is refused with the remedy."""
         folder = Path(folder)
+        with suppress(OSError):
+            recover_directory(folder)
         if not folder.is_dir():
             raise ModelError(f"{folder} does not exist: give the directory of a run")
-        exported = (folder / "export.json").exists()
-        record = read_json(
-            folder / ("export.json" if exported else "run.json"), "give the directory of a run or an export"
-        )
-        check_format(folder, record)
-        if not (folder / "config.json").exists():
-            raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
-        return cls(folder, record, exported=exported)
+        return cls(folder, read_record(folder), exported=(folder / "export.json").exists())
 
     @property
     def pairs(self) -> bool:
@@ -107,16 +111,28 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        return load_tokenizer(self.folder, offline=True)
+        with named_read_errors(self.folder / "tokenizer.json", COPY_AGAIN):
+            return load_tokenizer(self.folder, offline=True)
 
     @cached_property
     def model(self) -> BudgetFormerForSequenceClassification:
         """The torch model, for evaluation, on the CPU."""
         from budgetformer.models.model import BudgetFormerForSequenceClassification
 
-        model = BudgetFormerForSequenceClassification.from_pretrained(self.folder, offline=True)
-        model.train(False)
-        return model
+        with named_read_errors(self.folder, COPY_AGAIN):
+            model = BudgetFormerForSequenceClassification.from_pretrained(self.folder, offline=True)
+            model.train(False)
+            self._check_config(model.config)
+            return model
+
+    def _check_config(self, config: BudgetFormerConfig) -> None:
+        """Refuse a model for other labels, another task or shorter texts than the record says."""
+        labels = [] if config.task == "regression" else config.label_names
+        most = min(self.max_length, config.max_position_embeddings)
+        for key, value in {"task": config.task, "labels": labels, "max_length": most}.items():
+            if value != self.record[key]:
+                raise ModelError(f"{self.folder}: {key} is {self.record[key]!r:.80} in the record and {value!r:.80} in "
+                                 f"config.json: {COPY_AGAIN}")  # fmt: skip
 
     @cached_property
     def config(self) -> BudgetFormerConfig:
@@ -131,9 +147,8 @@ class Run:
     @cached_property
     def digest(self) -> str:
         """A SHA-256 of the files that answers come from."""
-        files = [self.folder / name for name in ("config.json", "tokenizer.json")]
-        files += [*self.folder.glob("model*.safetensors"), *self.folder.glob("*.onnx")]
-        return hashlib.sha256(b"".join(bytes.fromhex(hash_file(file)) for file in sorted(files))).hexdigest()
+        hashes = self.record.get("sha256") or hash_files(self.folder)
+        return hashlib.sha256(json.dumps(hashes, sort_keys=True).encode()).hexdigest()
 
     @cached_property
     def baseline(self) -> Run | None:
@@ -150,7 +165,10 @@ class Run:
     def engine(self, device: str | None = None) -> Engine:
         """What runs the model: ONNX Runtime for an export, else torch (default: on a GPU if there is one)."""
         if self.exported:
-            return OnnxEngine.load(self.folder, self.budget(None), torch.get_num_threads())
+            with named_read_errors(self.folder, COPY_AGAIN):
+                engine = OnnxEngine.load(self.folder, self.budget(None), torch.get_num_threads())
+                self._check_config(engine.config)
+                return engine
         from budgetformer.engine.torch import TorchEngine
 
         place: Any = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -219,31 +237,34 @@ class Run:
                 return self._training_data(prefer, asked, unseen=unseen)
         return self._without_training_rows(rows, drop=split is None, always=unseen)
 
-    @property
-    def _source(self) -> dict[str, Any]:
-        """What the run was trained on, as the options of a DataSource; without a value where it does not say."""
-        return self.record.get("data") or dict.fromkeys((*_COLUMNS, "data"))
+    @cached_property
+    def _source(self) -> DataSource:
+        """What the run was trained on; standard input where it does not say."""
+        with named_read_errors(self.folder / "run.json", COPY_AGAIN):
+            source = _SOURCE.validate_python({"data": "-", **(self.record.get("data") or {})})
+        path = self.record.get("data_path")  # for whoever works in another directory than the one that trained
+        return replace(source, data=path) if isinstance(path, str) and not Path(source.data).exists() else source
 
     def _open_labelled(self, source: DataSource, split: str | None = None) -> HeldOut:
         """All rows of one split, read with the run's columns, task and labels."""
-        columns: dict[str, Any] = {key: getattr(source, key) or self._source[key] for key in _COLUMNS}
+        columns: dict[str, Any] = {key: getattr(source, key) or getattr(self._source, key) for key in _COLUMNS}
         task = {long: short for short, long in TASKS.items()}[self.task]
         data = open_labelled(replace(source, **columns), task, self.labels, split)
         return HeldOut(data, next(iter(data.splits)), data.warnings)
 
     def _training_data(self, prefer: str, place: DataSource | None = None, *, unseen: bool = False) -> HeldOut:
         """A split of the data that the run was trained on, now at `place`; DataError says why it cannot be had."""
-        source = self._source
+        source = replace(self._source, offline=True)
         if place is not None:
-            source = {**source, "data": place.data, "data_dir": place.data_dir or source["data_dir"]}
-        if source["data"] in ("-", None):
+            source = replace(source, data=place.data, data_dir=place.data_dir or source.data_dir)
+        if source.data == "-":
             raise DataError("they came from standard input")
         try:
-            data = open_data(DataSource(**{**source, "offline": True}))
+            data = open_data(source)
         except UsageError as error:
             raise DataError(str(error)) from None
         if data.digests != self.record["data_digests"]:
-            raise DataError(f"{source['data']} has changed since")
+            raise DataError(f"{source.data} has changed since")
         rows = HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
         if not unseen or rows.split != "validation" or not self.config.exits:
             return rows
@@ -255,7 +276,8 @@ class Run:
             return held_out
         from safetensors.numpy import load_file
 
-        trained, hashes = np.sort(load_file(file)["hashes"]), held_out.rows.hashes
+        with named_read_errors(file, COPY_AGAIN):
+            trained, hashes = np.sort(load_file(file)["hashes"].astype(np.uint64)), held_out.rows.hashes
         seen = overlap(hashes, trained)
         if not seen.any():
             return held_out
@@ -391,7 +413,7 @@ class Run:
 
     def _unlabelled(self, source: DataSource) -> TokenTable:
         """The texts of a file whose labels are not known, in the columns that the run was trained on."""
-        columns = {key: getattr(source, key) or self._source[key] for key in ("text", "text_pair", "data_dir")}
+        columns = {key: getattr(source, key) or getattr(self._source, key) for key in ("text", "text_pair", "data_dir")}
         encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
         return encoder.table(stream_examples(replace(source, **columns)), self.pairs)
 
@@ -402,14 +424,3 @@ _COLUMNS = ("text", "text_pair", "label", "label_separator", "data_dir")  # the 
 def load(folder: str | Path) -> Run:
     """A finished run, or an export of one: `load("runs/reviews").predict(["a fine film"])`."""
     return Run.open(folder)
-
-
-def check_format(folder: Path, record: Mapping[str, Any]) -> None:
-    """Refuse a run that another version of this package wrote in another format."""
-    version = record.get("format_version") if isinstance(record, dict) else None
-    if version != FORMAT_VERSION:
-        what = "no format version" if version is None else f"the format version {version!r}"
-        raise ModelError(
-            f"{folder} has {what}, and this budgetformer reads version {FORMAT_VERSION}: train the run again, or use "
-            "the budgetformer that wrote it"
-        )

@@ -9,6 +9,8 @@ import hmac
 import logging
 import time
 import traceback
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -34,12 +36,15 @@ class Border:
             await self._app(scope, receive, send)
             return
         began, status, posts = time.perf_counter(), 0, 0
+        if scope["method"] == "HEAD":  # wherever GET works; the server leaves the body out
+            scope = {**scope, "method": "GET"}
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-            await send(message)
+            async with asyncio.timeout(self._limits.timeout):  # a client that does not read must not hold its place
+                await send(message)
 
         try:
             headers = dict(scope["headers"])
@@ -63,9 +68,14 @@ class Border:
             self._service.metrics.latency.labels(path).observe(time.perf_counter() - began)
 
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
-        """Refuse what needs no look at the body: a wrong key, and work that cannot be taken now."""
-        guarded = self._key is not None and scope["path"] not in OPEN
-        if guarded and not hmac.compare_digest(_key(headers), self._key or b""):
+        """Refuse what needs no look at the body: a wrong key or host, and work that cannot be taken now."""
+        guarded = scope["path"] not in OPEN
+        if guarded and self._key is None and not self._addressed(headers.get(b"host", b"").decode("latin-1")):
+            raise Refusal(
+                403, "host_not_allowed", "the request's Host is not the address that the service listens on",
+                "serve with --allowed-host NAME, or set an API key",
+            )  # fmt: skip
+        if guarded and self._key is not None and not hmac.compare_digest(_key(headers), self._key):
             raise Refusal(
                 401, "unauthorized", "the API key is missing or wrong",
                 "send Authorization: Bearer KEY or X-API-Key: KEY; a browser asks for it as a password",
@@ -75,6 +85,20 @@ class Border:
             self._service.check_ready()
             if max(self._service.inside, self._inside) >= self._limits.queue:  # bodies need memory before they count
                 raise busy("queue_full", f"{self._limits.queue} texts are waiting, and no more may wait")
+
+    def _addressed(self, host: str) -> bool:
+        """Whether a Host header names this service; where a page's name was rebound to its address, it does not.
+
+        Browsers always send one. An address cannot be rebound, so where the service listens on all of them any will do.
+        """
+        names = {name.lower() for name in (self._limits.host, *self._limits.allowed_hosts)}
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        asked, bound = _address(name), _address(self._limits.host)
+        same = asked and bound and (bound.is_unspecified or (bound.is_loopback and asked.is_loopback))
+        return not host or "*" in names or name in names or bool(same)
 
     def _limited(self, receive: Receive, headers: dict[bytes, bytes], deadline: float) -> Receive:
         """`receive`, with an end to the body's size and time."""
@@ -126,6 +150,13 @@ def _key(headers: dict[bytes, bytes]) -> bytes:
         with contextlib.suppress(ValueError):
             return base64.b64decode(token.strip(), validate=True).partition(b":")[2]
     return headers.get(b"x-api-key", b"")
+
+
+def _address(host: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        return None
 
 
 def _label(scope: Scope) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
 import os
@@ -27,24 +28,29 @@ _METRICS = "PROMETHEUS_MULTIPROC_DIR"
 _BACKLOG = 2048
 
 
-def serve(settings: Settings, *, host: str, port: int) -> None:
+def serve(settings: Settings) -> None:
     """Serve until SIGTERM or SIGINT; then accept nothing more, answer what is in, and return."""
+    logs = copy.deepcopy(uvicorn.config.LOGGING_CONFIG)
+    logs["filters"] = {"rate": {"()": "budgetformer.serving.connections.RateLimit"}}
+    logs["handlers"]["default"]["filters"] = ["rate"]
+    logs["root"] = {"handlers": ["default"], "level": "WARNING"}
     config = uvicorn.Config(
         partial(_worker, settings), factory=True, workers=settings.workers, lifespan="on", log_level="warning",
-        access_log=False, server_header=False, backlog=_BACKLOG,
-        timeout_graceful_shutdown=math.ceil(settings.timeout) + 5,
+        access_log=False, server_header=False, backlog=_BACKLOG, ws="none", log_config=logs,
+        http="budgetformer.serving.connections:Connection", loop="budgetformer.serving.connections:Loop",
+        headers=[("X-Content-Type-Options", "nosniff")], timeout_graceful_shutdown=math.ceil(settings.timeout) + 5,
     )  # fmt: skip
-    with _bind(host, port) as listening, tempfile.TemporaryDirectory(prefix="budgetformer-metrics-") as folder:
+    with _bind(settings) as listening, tempfile.TemporaryDirectory(prefix="budgetformer-metrics-") as folder:
         if settings.workers == 1:
             app = build(settings)
-            _announce(listening, host, settings)
+            _announce(listening, settings)
             config.app, config.factory = app, False
             for stop in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles both, and then raises them once more
-                signal.signal(stop, lambda *_: None)
+                signal.signal(stop, signal.SIG_IGN)
             uvicorn.Server(config).run([listening])
             return
         os.environ[_METRICS] = folder
-        _announce(listening, host, settings)
+        _announce(listening, settings)
         supervisor = Multiprocess(config, [listening])
         supervisor.run()
         if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
@@ -83,7 +89,8 @@ def _worker(settings: Settings) -> FastAPI:
         sys.exit(STARTUP_FAILURE)
 
 
-def _bind(host: str, port: int) -> socket.socket:
+def _bind(settings: Settings) -> socket.socket:
+    host, port = settings.host, settings.port
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         listening = socket.socket(family, kind, protocol)
@@ -94,7 +101,7 @@ def _bind(host: str, port: int) -> socket.socket:
     return listening
 
 
-def _announce(listening: socket.socket, host: str, settings: Settings) -> None:
+def _announce(listening: socket.socket, settings: Settings) -> None:
     listening.listen(_BACKLOG)
-    shown = f"[{host}]" if ":" in host else host
-    print(f"serving {settings.run} at http://{shown}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"serving {settings.run} at http://{host}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)

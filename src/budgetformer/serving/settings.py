@@ -20,6 +20,9 @@ class Settings:
 
     run: Path
     budget: str | None = None  # as learned, or as exported
+    host: str = "127.0.0.1"  # the address to listen on
+    port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    allowed_hosts: tuple[str, ...] = ()  # that requests may name besides the address; "*": any
     workers: _Count = 1
     threads: _Count | None = None
     batch_tokens: _Count = 8192  # of a batch, with padding; 1: no batching

@@ -18,7 +18,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from budgetformer.errors import MissingExtraError, ModelError
-from budgetformer.runs.files import check_identity, named_write_errors, read_json, write_directory, write_json
+from budgetformer.runs.files import (
+    check_hashes,
+    check_identity,
+    hash_files,
+    named_write_errors,
+    read_json,
+    write_directory,
+    write_json,
+)
 
 _NEWEST = 2
 
@@ -78,7 +86,9 @@ class Checkpoints:
             save_file(weights, folder / "model.safetensors")
             save_file(optimizer_tensors(model, optimizer), folder / "optimizer.safetensors")
             save_file(extra, folder / "random.safetensors")
-            write_json(folder / "state.json", {"identity": self.identity, "state": asdict(state)})
+            write_json(
+                folder / "state.json", {"identity": self.identity, "state": asdict(state), "sha256": hash_files(folder)}
+            )
 
         write_directory(self.folder / f"step-{state.step:08d}", fill)
         for old in self.complete()[:-_NEWEST]:
@@ -100,6 +110,7 @@ class Checkpoints:
         remedy = f"the checkpoint is damaged; delete {newest} to {before}"
         saved = read_json(newest / "state.json", remedy)
         check_identity(saved["identity"], self.identity)
+        check_hashes(newest, saved["sha256"], ".safetensors", remedy=remedy)
         try:
             tensors = {name: load_file(newest / f"{name}.safetensors") for name in ("model", "optimizer", "random")}
             model.load_state_dict(tensors["model"])

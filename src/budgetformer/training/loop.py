@@ -182,10 +182,13 @@ class Fit:
             last = number == len(pieces) - 1
             with nullcontext() if last else self.accelerator.no_sync(self.wrapped):
                 self._backward(piece, len(rows), sums)
-        norm, clip = None, self.recipe.clip
-        if clip is not None:
-            norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), clip))
-        self._check_finite(sums, norm)
+        limit = math.inf if self.recipe.clip is None else self.recipe.clip  # no limit: the norm is only measured
+        norm = float(self.accelerator.clip_grad_norm_(self.wrapped.parameters(), limit))
+        # A scaler leaves gradients that are no numbers out by itself.
+        fine = math.isfinite(norm) or self.accelerator.scaler is not None
+        if self._any_process(not (fine and torch.isfinite(sums["loss"]))):
+            loss = self._means(sums)["loss"]
+            raise self._diverged(self.state.step + 1, f"the loss is {loss:g} and the norm of its gradient {norm:g}")
         self.stepper.step()
         self.stepper.zero_grad()
         self.model.update_centres(self.accelerator.reduce)
@@ -194,18 +197,14 @@ class Fit:
             self.state.sums[name] = self.state.sums.get(name, 0.0) + value
         return sums
 
-    def _check_finite(self, sums: dict[str, Tensor], norm: float | None) -> None:
-        """Stop before a loss or gradient that is no number spoils the weights; a scaler skips such gradients itself."""
-        loss = float(sums["loss"] / sums["rows"].clamp(min=1))
-        fine = math.isfinite(loss) and (norm is None or self.accelerator.scaler is not None or math.isfinite(norm))
-        if self._any_process(not fine):
-            gradient = "" if norm is None else f" and the gradient's norm {norm:g}"
-            rate = self.optimizer.param_groups[0]["lr"]
-            raise ModelError(
-                f"training diverged at step {self.state.step + 1} of {self.planned}: the loss is {loss:g}{gradient} at "
-                f"a learning rate of {rate:g}. Start anew with a lower --lr, with clip=1, or with precision=fp32; what "
-                f"was saved before this step is in {self.checkpoints.folder}"
-            )
+    def _diverged(self, step: int, what: str) -> ModelError:
+        """The error for what is no number, before it reaches a checkpoint."""
+        rate, saved = self.optimizer.param_groups[0]["lr"], self.checkpoints.complete()
+        before = f"{saved[-1]} holds the run as it was before" if saved else "nothing was saved before"
+        return ModelError(
+            f"training diverged at step {step} of {self.planned}: {what} at a learning rate of {rate:g}. Start anew in "
+            f"another directory with a lower --lr, with --set clip=1, or with --set precision=fp32; {before}"
+        )
 
     def _backward(self, piece: Any, of: int, sums: dict[str, Tensor]) -> None:
         share = piece[self.rank :: self.world]
@@ -272,7 +271,8 @@ class Fit:
         state = self.state
         evaluation = self._validate("learned")
         full = self._validate("full") if self.model.config.gate.selects else evaluation
-        loss = evaluation.quality["loss"]
+        if not math.isfinite(loss := evaluation.quality["loss"]):
+            raise self._diverged(state.step, f"the validation loss is {loss:g}")
         better = state.best_score is None or (evaluation.score, -loss) > (state.best_score, -state.best_loss)
         state.epoch, state.batch = state.epoch + 1, 0
         if better:
@@ -334,6 +334,8 @@ class Fit:
 
     def _save(self) -> None:
         random, sums = self._random_state(), self._reduced(self.state.sums)
+        if self._any_process(not all(torch.isfinite(weight).all() for weight in self.model.parameters())):
+            raise self._diverged(self.state.step, "a weight is no number")
         if self.main:
             saved = replace(self.state, sums={name: value.tolist() for name, value in sums.items()})
             self.checkpoints.save(saved, self.model, self.optimizer, random)

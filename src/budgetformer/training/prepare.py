@@ -14,7 +14,7 @@ from budgetformer.data.dataset import Texts
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.runs.files import write_files
-from budgetformer.runs.run import TASKS
+from budgetformer.runs.record import TASKS
 from budgetformer.training.recipe import Recipe
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str
     log(data.columns_chosen)
     for warning in data.warnings:
         log(f"warning: {warning}")
-    tokenizer = _tokenizer(data, recipe, folder, source.offline)
+    tokenizer = _tokenizer(data, recipe, folder, source.offline, log)
     splits = {name: encode_split(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
     for name, split in splits.items():
         truncated = int(split.truncated.sum())
@@ -50,12 +50,15 @@ def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str
     return Prepared(data, tokenizer, splits)
 
 
-def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, offline: bool) -> PreTrainedTokenizerFast:
+def _tokenizer(
+    data: DataSet, recipe: Recipe, folder: Path, offline: bool, log: Callable[[str], None]
+) -> PreTrainedTokenizerFast:
     if (folder / "tokenizer.json").exists():  # a resumed run, or another process was first
         return load_tokenizer(folder, offline=True)
     if name := recipe.tokenizer or recipe.base:
-        tokenizer = load_tokenizer(name, offline=offline)
+        tokenizer = load_tokenizer(name, offline=data.source.offline)
     else:
+        log(f"training the tokenizer on {data.splits['train'].rows} texts")
         tokenizer = train_tokenizer(Texts(data.splits["train"]), vocab_size=recipe.vocab_size)
     save_tokenizer(tokenizer, folder)
     return load_tokenizer(folder, offline=True)

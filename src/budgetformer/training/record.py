@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from budgetformer.calibrate import depth_report
 from budgetformer.data.splits import sample_rows
@@ -19,13 +20,14 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_card, write_report
-from budgetformer.runs.files import named_write_errors, read_json, write_json
+from budgetformer.runs.files import LOCK, locked, read_json, write_bytes, write_json
 from budgetformer.runs.provenance import environment
-from budgetformer.runs.run import FORMAT_VERSION, TRAINING_ROWS
+from budgetformer.runs.record import FORMAT_VERSION, check_format
+from budgetformer.runs.run import TRAINING_ROWS
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.recipe import Recipe
 
-# What an attempt may leave that fails before training begins. Only beside a run.json of such an attempt is it ours.
+# What an attempt that fails before training begins may leave beside its run.json, which marks it as ours.
 _LEFTOVERS = {"run.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", ".staged",
               "..staged.tmp", ".run.json.tmp"}  # fmt: skip
 _PREPARING = "preparing"
@@ -39,7 +41,8 @@ def begun_record(folder: Path) -> dict[str, Any] | None:
     """run.json of a model whose training began; None before."""
     if not (file := folder / "run.json").exists():
         return None
-    record: dict[str, Any] = read_json(file, "delete it and resume")
+    record = read_json(file, "restore it, or give another directory with -o")
+    check_format(folder, record)
     return None if record["status"] == _PREPARING else record
 
 
@@ -48,26 +51,35 @@ def has_begun(folder: Path) -> bool:
     return any(begun_record(place) is not None for place in (folder, folder / "baseline"))
 
 
-def claim(folder: Path, resume: bool) -> None:
-    """Make the directory of a run, or refuse one that holds another run or something else."""
-    if folder.exists() and not folder.is_dir():
-        raise UsageError(f"{folder} is a file: give a directory for the run with -o")
-    begun = has_begun(folder)
-    if begun and not resume:
-        raise UsageError(f"{folder} holds a run already: continue it with --resume, or give another directory with -o")
-    if begun:
-        return
-    if folder.is_dir():
-        names = {path.name for path in folder.iterdir()}
-        if names - (_LEFTOVERS if "run.json" in names else set()):
-            raise UsageError(f"{folder} is not empty and holds no run: give another directory with -o")
-        for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+@contextmanager
+def claimed(folder: Path, resume: bool) -> Iterator[None]:
+    """The directory of a run, made or gone on with, and locked. One that holds something else is left as it is."""
+    _begins(folder, resume)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ModelError(f"{folder} cannot be made ({error.strerror}): give another directory with -o") from None
-    write_json(folder / "run.json", {"format_version": FORMAT_VERSION, "status": _PREPARING})
+    with locked(folder, "training"):
+        if _begins(folder, resume):  # again, now that nobody else changes it
+            for path in (path for path in folder.iterdir() if path.name != LOCK):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+            write_json(folder / "run.json", {"format_version": FORMAT_VERSION, "status": _PREPARING})
+        yield
+
+
+def _begins(folder: Path, resume: bool) -> bool:
+    """Whether a run begins in a directory, or goes on there; a directory with anything else is refused."""
+    if folder.exists() and not folder.is_dir():
+        raise UsageError(f"{folder} is a file: give a directory for the run with -o")
+    if has_begun(folder):
+        if not resume:
+            remedy = "continue it with --resume, or give another directory with -o"
+            raise UsageError(f"{folder} holds a run already: {remedy}")
+        return False
+    names = {path.name for path in folder.iterdir()} - {LOCK} if folder.is_dir() else set()
+    if names - (_LEFTOVERS if "run.json" in names else set()):
+        raise UsageError(f"{folder} is not empty and holds no run: give another directory with -o")
+    return True
 
 
 def identity_of(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
@@ -125,11 +137,7 @@ def record_of(
 
 def write_training_rows(prepared: Prepared, folder: Path) -> None:
     """The hashes of the training texts, so that evaluation can tell which rows of a file were trained on."""
-    path = folder / TRAINING_ROWS
-    with named_write_errors(path):
-        temporary = path.with_name(f".{path.name}.tmp")
-        save_file({"hashes": prepared.data.splits["train"].hashes}, temporary)
-        temporary.replace(path)
+    write_bytes(folder / TRAINING_ROWS, save({"hashes": prepared.data.splits["train"].hashes}))
 
 
 def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> Scores:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,14 @@ from budgetformer.errors import ModelError
 from budgetformer.models.bases import read_base
 from budgetformer.models.importance import calibrate_thresholds
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.runs.files import check_identity, named_write_errors, write_directory, write_files, write_json
+from budgetformer.runs.files import (
+    check_identity,
+    hash_files,
+    named_write_errors,
+    write_directory,
+    write_files,
+    write_json,
+)
 from budgetformer.runs.run import Run
 from budgetformer.training import record as records
 from budgetformer.training.accelerator import make_accelerator
@@ -65,21 +73,22 @@ def train(
         if accelerator.is_main_process and not quiet:
             print(line, file=sys.stderr, flush=True)
 
-    with accelerator.main_process_first():  # the others must not claim what the first has begun to fill
-        if accelerator.is_main_process:
-            records.claim(folder, resume)
-        prepared = prepare(source, recipe, folder, log)
-    session = _Session(prepared, source.seed if seed is None else seed, accelerator, log, resume, tensorboard, quiet,
-                       evaluate)  # fmt: skip
-    if recipe.base is not None:
-        ours, twin = session.fit_base(recipe, folder)
-    else:
-        ours, twin = session.fit(recipe, folder, on_finished=on_finished), None
-        if with_baseline and recipe.selects_heads:
-            log("the dense twin, on the same data in the same order:")
-            twin = session.fit(recipe.without_gates(), folder / "baseline")
-    result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
-    accelerator.wait_for_everyone()
+    with ExitStack() as stack:
+        with accelerator.main_process_first():  # the others must not claim what the first has begun to fill
+            if accelerator.is_main_process:
+                stack.enter_context(records.claimed(folder, resume))
+            prepared = prepare(source, recipe, folder, log)
+        seed = source.seed if seed is None else seed
+        session = _Session(prepared, seed, accelerator, log, resume, tensorboard, quiet, evaluate)
+        if recipe.base is not None:
+            ours, twin = session.fit_base(recipe, folder)
+        else:
+            ours, twin = session.fit(recipe, folder, on_finished=on_finished), None
+            if with_baseline and recipe.selects_heads:
+                log("the dense twin, on the same data in the same order:")
+                twin = session.fit(recipe.without_gates(), folder / "baseline")
+        result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
+        accelerator.wait_for_everyone()
     return result
 
 
@@ -171,7 +180,7 @@ class _Session:
             outcome = records.evaluate_run(prepared, folder, fit.model) if self.evaluate else None
             if on_finished is not None and outcome is not None:
                 on_finished(prepared, folder, fit.model, outcome)
-            write_json(record_file, {**record, "training": fit.facts, "status": "done"})
+            write_json(record_file, {**record, "training": fit.facts, "sha256": hash_files(folder), "status": "done"})
         self.accelerator.wait_for_everyone()
         self.accelerator.free_memory()  # it holds on to models and optimisers, and another model may follow
         return outcome

@@ -15,7 +15,7 @@ from budgetformer.nn.allocation import StaticHeads, pool
 from budgetformer.nn.encoder import BudgetedEncoder, Embedding, sinusoids
 
 
-class OwnBase(nn.Module):
+class NativeBase(nn.Module):
     """Our own encoder, pooling and one linear classifier; called as a pretrained base is."""
 
     base_model_prefix = "encoder"
@@ -27,16 +27,11 @@ class OwnBase(nn.Module):
         assert config.attention_dropout is not None
         self.encoder = BudgetedEncoder(
             [make_gate(config, layer) for layer in range(config.num_hidden_layers)],
-            vocab=config.vocab_size,
-            width=config.hidden_size,
-            inner=config.intermediate_size,
-            positions=config.max_position_embeddings,
-            dropout=config.dropout,
-            attention_dropout=config.attention_dropout,
-            activation=config.hidden_act,
-            scale_embeddings=config.scale_embeddings,
-            segments=config.segment_embeddings,
-        )
+            vocab=config.vocab_size, width=config.hidden_size, inner=config.intermediate_size,
+            positions=config.max_position_embeddings, dropout=config.dropout,
+            attention_dropout=config.attention_dropout, activation=config.hidden_act,
+            scale_embeddings=config.scale_embeddings, segments=config.segment_embeddings,
+        )  # fmt: skip
         self.dropout = nn.Dropout(config.dropout)
         self.classifier = nn.Linear(config.hidden_size, config.labels)
 
@@ -65,7 +60,7 @@ class OwnBase(nn.Module):
         return logits
 
 
-def init_own(module: nn.Module, config: BudgetFormerConfig) -> None:
+def init_native(module: nn.Module, config: BudgetFormerConfig) -> None:
     """First values of a module of ours; `initialization` guards weights that were just loaded."""
     if isinstance(module, nn.Linear):
         initialization.normal_(module.weight, std=config.initializer_range)
