@@ -162,8 +162,9 @@ def _positions(engine: Engine, table: TokenTable) -> list[Position]:
         limits = (0.0, *LIMITS, math.inf)
         return [Position(str(Dial("exit", limit)), leave_early(scores, config.stages, limit)) for limit in limits]
     mode = "mean" if config.gate.ranks_layers else "max"
-    dials = ["full", *(f"{mode}:{share:g}" for share in sorted(SHARES, reverse=True)), "learned"]
-    return [Position(dial, score(engine, table, dial)) for dial in dials]
+    dials = ["full", "learned", *(f"{mode}:{share:g}" for share in SHARES)]
+    positions = [Position(dial, score(engine, table, dial)) for dial in dials]
+    return [positions[0], *sorted(positions[1:], key=lambda p: (-float(p.scores.heads.mean()), p.dial))]
 
 
 def _measure(position: Position, reference: Scores, config: BudgetFormerConfig, split: str) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from tests.training.toy import write_reviews
 from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data.splits import text_hash
 from budgetformer.runs.record import FORMAT_VERSION
-from budgetformer.runs.run import TRAINING_ROWS
+from budgetformer.runs.rows import TRAINING_ROWS
 from budgetformer.training.loop import Fit
 
 SMALL = ["--exits", "none", "--preset", "tiny", "--epochs", "2", "--set", "vocab_size=200", "--max-length", "32"]

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from budgetformer.engine.scores import leave_early, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
-from budgetformer.models import BudgetFormerConfig, BudgetFormerForSequenceClassification, retrofit
+from budgetformer.models.config import BudgetFormerConfig
+from budgetformer.models.model import BudgetFormerForSequenceClassification, retrofit
 from tests.models.tiny import KINDS, VOCAB, ragged, tiny
 from tests.test_words import table
 

@@ -20,6 +20,7 @@ from transformers.utils.generic import ModelOutput
 
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.models.bases import align_weights, base_hash, check_weights, load_base
+from budgetformer.models.checks import check_ids, check_labels
 from budgetformer.models.config import BudgetFormerConfig as BudgetFormerConfig
 from budgetformer.models.gates import first_budget, make_gate
 from budgetformer.models.layers import Layers, PretrainedLayers
@@ -139,7 +140,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         `teacher_targets`).
         """
         mask_BN = padding_mask(attention_mask)
-        self._check_ids(input_ids)
+        check_ids(self.config, input_ids)
         progress = self.config.training_progress if progress is None else float(progress)
         if not 0 <= progress <= 1:
             raise UsageError(f"progress={progress}: it is t/T, give a number in [0, 1]")
@@ -183,7 +184,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         self, logits: Tensor, labels: Tensor, allocations: Sequence[Allocation], progress: float
     ) -> dict[str, Tensor]:
         """The task's loss, and the paper's terms where the gates are the paper's, by name."""
-        self._check_labels(labels)
+        check_labels(self.config, labels)
         parts = {"task": task_loss(logits, labels, self.config.task, **self._task_options(logits))}
         if issubclass(self.config.gate, GatedHeads):
             beta = self.config.part(Exploration).entropy_weight(progress)
@@ -230,34 +231,6 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         (B, N), D = ids_BN.shape, self.config.hidden_size
         n_B = torch.full((B,), float(N), device=ids_BN.device) if mask_BN is None else mask_BN.sum(dim=1).float()
         return 8 * n_B * D * D + 4 * n_B**2 * D
-
-    def _check_ids(self, ids: Tensor) -> None:
-        if ids.dim() != 2 or ids.numel() == 0:
-            raise UsageError(f"input_ids has shape {tuple(ids.shape)}: give (batch, tokens), both at least 1")
-        low, high = ids.aminmax()
-        if int(low) < 0 or int(high) >= self.config.vocab_size:
-            wrong = int(high) if int(low) >= 0 else int(low)
-            raise UsageError(
-                f"input_ids contains {wrong}, outside the vocabulary of {self.config.vocab_size}: "
-                "use the tokenizer that the model was trained with"
-            )
-        if (length := ids.shape[1]) > (limit := self.config.max_position_embeddings):
-            raise UsageError(
-                f"the input has {length} tokens but the model has {limit} positions: truncate the text "
-                f"(tokenizer(..., truncation=True, max_length={limit})) or use a model with more positions"
-            )
-
-    def _check_labels(self, labels: Tensor) -> None:
-        n, task = self.config.labels, self.config.task
-        if task == "single_label_classification":
-            low, high = labels.aminmax()
-            if labels.is_floating_point() or int(low) < 0 or int(high) >= n:
-                raise UsageError(
-                    f"labels hold values from {low.item()} to {high.item()}, but the model has num_labels={n}: give "
-                    f"whole numbers from 0 to {n - 1}, or set num_labels or problem_type"
-                )
-        elif task == "multi_label_classification" and labels.shape[-1] != n:
-            raise UsageError(f"labels have shape {tuple(labels.shape)}: give one 0 or 1 for each of {n} labels")
 
     def keep_base(self, fresh: Sequence[str] = ()) -> None:
         """Train gates and classifier only, and save them only; `fresh` names encoder weights that the base lacks."""

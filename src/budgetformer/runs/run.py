@@ -6,20 +6,19 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import TypeAdapter
 
 from budgetformer.calibrate import calibrate, named_dial, operating_points, write_calibration
-from budgetformer.data import DataSet, DataSource, TextEncoder, TokenTable, encode_split, load_tokenizer
-from budgetformer.data.dataset import Split, open_data, open_labelled, stream_examples
-from budgetformer.data.splits import overlap, sample_rows
+from budgetformer.data import DataSource, TextEncoder, TokenTable, encode_split, load_tokenizer
+from budgetformer.data.dataset import stream_examples
+from budgetformer.data.splits import sample_rows
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.onnx import OnnxEngine
 from budgetformer.engine.scorer import Scorer
@@ -35,41 +34,16 @@ from budgetformer.runs.files import (
     named_read_errors,
     recover_directory,
 )
-from budgetformer.runs.record import TASKS, read_record
+from budgetformer.runs.record import read_record
+from budgetformer.runs.rows import HeldOut, RunRows
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from budgetformer.models.model import BudgetFormerForSequenceClassification
 
-TRAINING_ROWS = "training_rows.safetensors"  # the text hashes (uint64) of the rows that a run was trained on
-_TRAINED_ON = 0.5  # of a run's training rows: a file that holds so many of them is its training file, changed
 _HARDEST = 12
 _CHECK_ROWS = 512  # that an export is compared on
-
-
-_SOURCE = TypeAdapter(DataSource)
-
-
-class HeldOut(NamedTuple):
-    """Labelled rows for a run: one split of `data`. `notes` say what was left out, or should have been."""
-
-    data: DataSet
-    split: str
-    notes: list[str]
-
-    @property
-    def rows(self) -> Split:
-        return self.data.splits[self.split]
-
-    def select(self, rows: NDArray[Any]) -> HeldOut:
-        """These rows alone, by their numbers or by a mask."""
-        return self._replace(data=replace(self.data, splits={self.split: self.rows.select(rows)}))
-
-    def sample(self, limit: int | None) -> HeldOut:
-        """At most so many of the rows, from all over the split."""
-        count = self.rows.rows
-        return self if limit is None or limit >= count else self.select(sample_rows(count, limit))
 
 
 @dataclass(frozen=True, eq=False)
@@ -211,83 +185,16 @@ class Run:
         if pairs and not self.pairs:
             raise UsageError(f"the run was trained on single texts: leave {flag} out")
 
-    def held_out(
-        self,
-        source: DataSource | str | None = None,
-        split: str | None = None,
-        *,
-        prefer: str = "test",
-        unseen: bool = False,
-    ) -> HeldOut:
-        """Labelled rows that the run was not trained on, read as it read its own.
-
-        Of the run's own data (None, or the same content under whatever name) the split `prefer` that was kept back;
-        of a changed training file the rows that are new; of any other data all rows. With `unseen` no row that the
-        model, or its exit rule, was fitted to.
-        """
-        if source is None:
-            try:
-                return self._training_data(prefer, unseen=unseen)
-            except DataError as error:
-                raise DataError(f"the run's own rows cannot be had ({error}): give labelled rows") from None
-        asked = DataSource(source) if isinstance(source, str) else source
-        rows = self._open_labelled(asked, split)
-        if split is None and rows.rows.digest in (self.record.get("data_digests") or {}).values():
-            with suppress(DataError):
-                return self._training_data(prefer, asked, unseen=unseen)
-        return self._without_training_rows(rows, drop=split is None, always=unseen)
-
     @cached_property
-    def _source(self) -> DataSource:
-        """What the run was trained on; standard input where it does not say."""
-        with named_read_errors(self.folder / "run.json", COPY_AGAIN):
-            source = _SOURCE.validate_python({"data": "-", **(self.record.get("data") or {})})
-        path = self.record.get("data_path")  # for whoever works in another directory than the one that trained
-        return replace(source, data=path) if isinstance(path, str) and not Path(source.data).exists() else source
+    def rows(self) -> RunRows:
+        """Which rows it was trained on, and which not."""
+        return RunRows(self.folder, self.record, exit_rule=bool(self.config.exits))
 
-    def _open_labelled(self, source: DataSource, split: str | None = None) -> HeldOut:
-        """All rows of one split, read with the run's columns, task and labels."""
-        columns: dict[str, Any] = {key: getattr(source, key) or getattr(self._source, key) for key in _COLUMNS}
-        task = {long: short for short, long in TASKS.items()}[self.task]
-        data = open_labelled(replace(source, **columns), task, self.labels, split)
-        return HeldOut(data, next(iter(data.splits)), data.warnings)
-
-    def _training_data(self, prefer: str, place: DataSource | None = None, *, unseen: bool = False) -> HeldOut:
-        """A split of the data that the run was trained on, now at `place`; DataError says why it cannot be had."""
-        source = replace(self._source, offline=True)
-        if place is not None:
-            source = replace(source, data=place.data, data_dir=place.data_dir or source.data_dir)
-        if source.data == "-":
-            raise DataError("they came from standard input")
-        try:
-            data = open_data(source)
-        except UsageError as error:
-            raise DataError(str(error)) from None
-        if data.digests != self.record["data_digests"]:
-            raise DataError(f"{source.data} has changed since")
-        rows = HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
-        if not unseen or rows.split != "validation" or not self.config.exits:
-            return rows
-        note = "the exit rule was fitted to every other validation row: the rest is used"
-        return rows.select(np.arange(1, rows.rows.rows, 2))._replace(notes=[*rows.notes, note])
-
-    def _without_training_rows(self, held_out: HeldOut, *, drop: bool, always: bool = False) -> HeldOut:
-        if not (file := self.folder / TRAINING_ROWS).exists():
-            return held_out
-        from safetensors.numpy import load_file
-
-        with named_read_errors(file, COPY_AGAIN):
-            trained, hashes = np.sort(load_file(file)["hashes"].astype(np.uint64)), held_out.rows.hashes
-        seen = overlap(hashes, trained)
-        if not seen.any():
-            return held_out
-        note = f"{int(seen.sum())} of {len(seen)} rows were seen in training"
-        if always or (drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON):
-            if seen.all():
-                where = held_out.data.source.data
-                raise DataError(f"{where}: all of its {len(seen)} rows were seen in training: give others")
-            held_out, note = held_out.select(~seen), f"{note} and are left out"
-        return held_out._replace(notes=[*held_out.notes, note])
+    def held_out(
+        self, source: DataSource | str | None = None, split: str | None = None, *, prefer: str = "test"
+    ) -> HeldOut:
+        """Labelled rows that the run was not trained on (see RunRows)."""
+        return self.rows.held_out(source, split, prefer=prefer)
 
     def encode(self, rows: HeldOut) -> TokenTable:
         """Held-out rows in token ids."""
@@ -339,7 +246,7 @@ class Run:
         Targets are those of `calibrate.calibrate`: max_disagreement, max_drop, max_cost, target_ms, confidence.
         """
         try:
-            rows = self.held_out(data, split, prefer="validation", unseen=True).sample(limit)
+            rows = self.rows.held_out(data, split, prefer="validation", unseen=True).sample(limit)
             table, name, notes, columns = self.encode(rows), rows.split, rows.notes, rows.data.columns_chosen
         except DataError as error:
             if data is None:
@@ -400,7 +307,11 @@ class Run:
     def _check_rows(self, source: DataSource | None, log: Callable[[str], None]) -> CheckRows:
         """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""
         try:
-            rows = self._training_data("test").sample(_CHECK_ROWS) if source is None else self._open_labelled(source)
+            rows = (
+                self.rows.training_data("test").sample(_CHECK_ROWS)
+                if source is None
+                else self.rows.open_labelled(source)
+            )
             table = self.encode(rows)
             return CheckRows(table, f"{len(table)} {rows.split} rows of {rows.data.source.data}")
         except DataError as error:
@@ -412,13 +323,9 @@ class Run:
         return CheckRows(table, f"{len(table)} rows of {source.data}")
 
     def _unlabelled(self, source: DataSource) -> TokenTable:
-        """The texts of a file whose labels are not known, in the columns that the run was trained on."""
-        columns = {key: getattr(source, key) or getattr(self._source, key) for key in ("text", "text_pair", "data_dir")}
+        """The texts of a file whose labels are not known."""
         encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
-        return encoder.table(stream_examples(replace(source, **columns)), self.pairs)
-
-
-_COLUMNS = ("text", "text_pair", "label", "label_separator", "data_dir")  # the same for other rows, unless given
+        return encoder.table(stream_examples(self.rows.unlabelled(source)), self.pairs)
 
 
 def load(folder: str | Path) -> Run:

@@ -23,7 +23,7 @@ from budgetformer.report import write_card, write_report
 from budgetformer.runs.files import LOCK, locked, read_json, write_bytes, write_json
 from budgetformer.runs.provenance import environment
 from budgetformer.runs.record import FORMAT_VERSION, check_format
-from budgetformer.runs.run import TRAINING_ROWS
+from budgetformer.runs.rows import TRAINING_ROWS
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.recipe import Recipe
 

@@ -1,0 +1,138 @@
+"""Rows for a run: which ones it was trained on, and which of a file it has not seen."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from budgetformer.data import DataSet, DataSource
+from budgetformer.data.dataset import Split, open_data, open_labelled
+from budgetformer.data.splits import overlap, sample_rows
+from budgetformer.errors import DataError, UsageError
+from budgetformer.runs.files import COPY_AGAIN, named_read_errors
+from budgetformer.runs.record import TASKS
+
+TRAINING_ROWS = "training_rows.safetensors"  # the text hashes (uint64) of the rows that a run was trained on
+_TRAINED_ON = 0.5  # of a run's training rows: a file that holds so many of them is its training file, changed
+_SOURCE = TypeAdapter(DataSource)
+_COLUMNS = ("text", "text_pair", "label", "label_separator", "data_dir")  # the same for other rows, unless given
+
+
+class HeldOut(NamedTuple):
+    """Labelled rows for a run: one split of `data`. `notes` say what was left out, or should have been."""
+
+    data: DataSet
+    split: str
+    notes: list[str]
+
+    @property
+    def rows(self) -> Split:
+        return self.data.splits[self.split]
+
+    def select(self, rows: NDArray[Any]) -> HeldOut:
+        """These rows alone, by their numbers or by a mask."""
+        return self._replace(data=replace(self.data, splits={self.split: self.rows.select(rows)}))
+
+    def sample(self, limit: int | None) -> HeldOut:
+        """At most so many of the rows, from all over the split."""
+        count = self.rows.rows
+        return self if limit is None or limit >= count else self.select(sample_rows(count, limit))
+
+
+@dataclass(frozen=True)
+class RunRows:
+    """The data of a run, by its record. `exit_rule` says whether some of its validation rows were used for one."""
+
+    folder: Path
+    record: dict[str, Any]
+    exit_rule: bool
+
+    def held_out(
+        self,
+        source: DataSource | str | None = None,
+        split: str | None = None,
+        *,
+        prefer: str = "test",
+        unseen: bool = False,
+    ) -> HeldOut:
+        """Labelled rows that the run was not trained on, read as it read its own.
+
+        Of the run's own data (None, or the same content under whatever name) the split `prefer` that was kept back;
+        of a changed training file the rows that are new; of any other data all rows. With `unseen` no row that the
+        model, or its exit rule, was fitted to.
+        """
+        if source is None:
+            try:
+                return self.training_data(prefer, unseen=unseen)
+            except DataError as error:
+                raise DataError(f"the run's own rows cannot be had ({error}): give labelled rows") from None
+        asked = DataSource(source) if isinstance(source, str) else source
+        rows = self.open_labelled(asked, split)
+        if split is None and rows.rows.digest in (self.record.get("data_digests") or {}).values():
+            with suppress(DataError):
+                return self.training_data(prefer, asked, unseen=unseen)
+        return self._without_training_rows(rows, drop=split is None, always=unseen)
+
+    @cached_property
+    def source(self) -> DataSource:
+        """What the run was trained on; standard input where it does not say."""
+        with named_read_errors(self.folder / "run.json", COPY_AGAIN):
+            source = _SOURCE.validate_python({"data": "-", **(self.record.get("data") or {})})
+        path = self.record.get("data_path")  # for whoever works in another directory than the one that trained
+        return replace(source, data=path) if isinstance(path, str) and not Path(source.data).exists() else source
+
+    def open_labelled(self, source: DataSource, split: str | None = None) -> HeldOut:
+        """All rows of one split, read with the run's columns, task and labels."""
+        columns: dict[str, Any] = {key: getattr(source, key) or getattr(self.source, key) for key in _COLUMNS}
+        task = {long: short for short, long in TASKS.items()}[self.record["task"]]
+        data = open_labelled(replace(source, **columns), task, self.record["labels"], split)
+        return HeldOut(data, next(iter(data.splits)), data.warnings)
+
+    def training_data(self, prefer: str, place: DataSource | None = None, *, unseen: bool = False) -> HeldOut:
+        """A split of the data that the run was trained on, now at `place`; DataError says why it cannot be had."""
+        source = replace(self.source, offline=True)
+        if place is not None:
+            source = replace(source, data=place.data, data_dir=place.data_dir or source.data_dir)
+        if source.data == "-":
+            raise DataError("they came from standard input")
+        try:
+            data = open_data(source)
+        except UsageError as error:
+            raise DataError(str(error)) from None
+        if data.digests != self.record["data_digests"]:
+            raise DataError(f"{source.data} has changed since")
+        rows = HeldOut(data, prefer if prefer in data.splits else "validation", data.warnings)
+        if not unseen or rows.split != "validation" or not self.exit_rule:
+            return rows
+        note = "the exit rule was fitted to every other validation row: the rest is used"
+        return rows.select(np.arange(1, rows.rows.rows, 2))._replace(notes=[*rows.notes, note])
+
+    def _without_training_rows(self, held_out: HeldOut, *, drop: bool, always: bool = False) -> HeldOut:
+        if not (file := self.folder / TRAINING_ROWS).exists():
+            return held_out
+        from safetensors.numpy import load_file
+
+        with named_read_errors(file, COPY_AGAIN):
+            trained, hashes = np.sort(load_file(file)["hashes"].astype(np.uint64)), held_out.rows.hashes
+        seen = overlap(hashes, trained)
+        if not seen.any():
+            return held_out
+        note = f"{int(seen.sum())} of {len(seen)} rows were seen in training"
+        if always or (drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON):
+            if seen.all():
+                where = held_out.data.source.data
+                raise DataError(f"{where}: all of its {len(seen)} rows were seen in training: give others")
+            held_out, note = held_out.select(~seen), f"{note} and are left out"
+        return held_out._replace(notes=[*held_out.notes, note])
+
+    def unlabelled(self, source: DataSource) -> DataSource:
+        """Where the texts of a file are whose labels are not known: in the columns that the run was trained on."""
+        columns = {key: getattr(source, key) or getattr(self.source, key) for key in ("text", "text_pair", "data_dir")}
+        return replace(source, **columns)
