@@ -101,7 +101,7 @@ def record_of(
 ) -> dict[str, Any]:
     """run.json as training begins."""
     data, config = prepared.data, model.config
-    columns = data.schema.columns
+    columns = data.schema
     provenance = environment()
     place = Path(data.source.data)
     return {
