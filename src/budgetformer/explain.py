@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
     from budgetformer.models.config import BudgetFormerConfig
-
     from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 MAP_BYTES = 1_500_000  # of all attention maps in one file, after base64
