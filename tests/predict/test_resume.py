@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,7 +84,7 @@ MOMENTS = [
     (job.Scorer, "run", 1, False), (job.Scorer, "run", 6, True), (job.Scorer, "encode", 3, False),
     (sinks.Sink, "write", 3, False), (sinks.Sink, "write", 3, True), (sinks.Sink, "finish", 1, False),
     (sinks.Sink, "finish", 1, True), (Path, "replace", 9, False), (Path, "unlink", 1, True),
-    (shutil, "rmtree", 1, False),
+    (Path, "unlink", 2, True), (Path, "rmdir", 1, False),
 ]  # fmt: skip
 
 
