@@ -38,30 +38,38 @@ class Job:
         command = [sys.executable, "-m", "budgetformer", *words, "--bad-rows", "skip", "--resume"]
         return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
-    def run(self) -> tuple[float, float]:
-        """Let it end; seconds until it has begun to score, and from there on."""
+    def run(self) -> float:
+        """Let it end; seconds until it has begun to score."""
         began = time.monotonic()
         child = self.start()
-        self.wait_until_scoring(child)
-        scoring = time.monotonic()
+        self.wait(child, 1)
+        started = time.monotonic() - began
         if child.wait() != 0:
             sys.exit(f"{self.output.name}: predict failed with exit code {child.returncode}")
-        return scoring - began, time.monotonic() - scoring
+        return started
 
-    def wait_until_scoring(self, child: subprocess.Popen[bytes]) -> None:
-        """Until the progress is written for the first time, anew by a resumed process."""
-        before = self.state.stat().st_mtime_ns if self.state.exists() else 0
-        while child.poll() is None and not (self.state.exists() and _modified(self.state) != before):
-            time.sleep(0.01)
+    def wait(self, child: subprocess.Popen[bytes], writes: int) -> None:
+        """Until it has written its progress so many times, or ended."""
+        last = self._written()
+        while writes and child.poll() is None:
+            time.sleep(0.005)
+            if (now := self._written()) != last:
+                last, writes = now, writes - 1
 
-    def kill(self, which: signal.Signals, early: float | None, late: float) -> bool:
-        """Start it and send a signal so many seconds after the start (early) or after scoring began (late); whether
-        the signal came before the end."""
+    def _written(self) -> int:
+        try:
+            return self.state.stat().st_mtime_ns
+        except FileNotFoundError:
+            return 0
+
+    def kill(self, which: signal.Signals, early: float | None, writes: int, later: float) -> bool:
+        """Start it and send a signal, `early` seconds after the start or a moment after some writes of its progress;
+        whether that came before the end."""
         child = self.start()
         try:
             if early is None:
-                self.wait_until_scoring(child)
-            child.wait(timeout=late if early is None else early)
+                self.wait(child, writes)
+            child.wait(timeout=later if early is None else early)
         except subprocess.TimeoutExpired:
             child.send_signal(which)
         code = child.wait()
@@ -69,13 +77,6 @@ class Job:
         if code not in (0, 130) and not (uncaught and code == -which):
             sys.exit(f"{self.output.name}: exit code {code} after {which.name}")
         return code != 0
-
-
-def _modified(path: Path) -> int:
-    try:
-        return path.stat().st_mtime_ns
-    except FileNotFoundError:
-        return 0
 
 
 def main() -> None:
@@ -92,15 +93,14 @@ def main() -> None:
         with (folder / "rows.csv").open("a") as file:
             file.write("a row,of,too many fields\n")
         for ending in FORMATS:
-            start, scoring = Job(folder, f"one-go.{ending}").run()
-        print(f"one go takes {start + scoring:.0f} s, {start:.0f} of them before it scores", flush=True)
+            start = Job(folder, f"one-go.{ending}").run()
         while kills.total() < options.kills:
             ending = FORMATS[outputs.total() % len(FORMATS)]
             killed, one_go = Job(folder, f"killed.{ending}"), Job(folder, f"one-go.{ending}")
             while not killed.output.exists() and kills.total() < options.kills:
                 which = SIGNALS[kills.total() % len(SIGNALS)]
                 early = rng.uniform(0, start) if rng.random() < EARLY else None
-                kills[which.name] += killed.kill(which, early, rng.uniform(0, scoring / 2))
+                kills[which.name] += killed.kill(which, early, rng.randint(1, 4), rng.uniform(0, 0.3))
             killed.run()
             for path, expected in ((killed.output, one_go.output), (killed.bad, one_go.bad)):
                 if path.read_bytes() != expected.read_bytes():

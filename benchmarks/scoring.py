@@ -25,7 +25,8 @@ import torch
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.data import DataSource, collate, eval_plan, train_tokenizer
 from budgetformer.predict.job import Predictor, Request
-from budgetformer.runs.run import FORMAT_VERSION, Run
+from budgetformer.runs.record import FORMAT_VERSION
+from budgetformer.runs.run import Run
 
 WORDS = "the film was a story of some people in town with music and light and a long road home to sea".split()
 

@@ -209,6 +209,8 @@ def _budget(scores: Scores, names: list[str]) -> dict[str, Any]:
             "s_std_per_layer": [float(v) for v in budget.std(0, dtype=np.float64)],
         }
     result |= {"k_over_h": float(share.mean()), "k_over_h_per_layer": _means(share)}
+    heads = scores.heads_per_text.sum(1)
+    result["heads_per_text"] = {"least": int(heads.min()), "most": int(heads.max())}
     if entropy is not None:
         result["entropy_per_layer"] = _means(entropy)
     if scores.task == "single_label_classification":

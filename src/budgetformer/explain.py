@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib import resources
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -18,12 +20,14 @@ from budgetformer.data.tokens import truncating_tokenizer
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.scores import model_shape, probabilities_of
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.errors import UsageError
+from budgetformer.errors import ModelError, UsageError
 from budgetformer.nn.allocation import Dial
+from budgetformer.runs.files import read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+    from budgetformer.models.config import BudgetFormerConfig
     from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 MAP_BYTES = 1_500_000  # of all attention maps in one file, after base64
@@ -134,7 +138,7 @@ class Explainer:
         budget: str | Dial | None = None,
         map_bytes: int = MAP_BYTES,
     ) -> dict[str, Any]:
-        """All that the page can show of some texts, so that it needs no server.
+        """All that the page can show of some texts (but for `description`), so that it needs no server.
 
         Every distinct result is stored once, with the maps of all heads; where those are too large, only with the maps
         of the chosen budget, or without any (`maps` says which).
@@ -170,6 +174,44 @@ class Explainer:
         attentions = self._run(pieces, dial, every).attentions
         maps = torch.stack([attentions[layer][0] for layer in every])
         return base64.b64encode((maps * 255).round().byte().cpu().numpy().tobytes()).decode()
+
+
+def describe(config: BudgetFormerConfig, folder: Path) -> str:
+    """How a run chooses heads: what its gates can do, and what its evaluation saw them do."""
+    every = config.num_hidden_layers * config.num_attention_heads
+    if not config.gate.selects:
+        return f"This model has no gates: all {every} heads run, whatever the text."
+    chooses = "For each text this model chooses the heads that run, and never computes the rest."
+    if not config.gate.per_input:
+        chooses = "This model runs the same heads for every text, and never computes the rest."
+    if not (file := folder / "evaluation.json").exists():
+        return chooses
+    results = read_json(file, "train the run again, or delete the file")
+    result = results["test"] or results["validation"]
+    with _readable(file):
+        least, most = (int(result["budget"]["heads_per_text"][name]) for name in ("least", "most"))
+        mean, texts = float(result["budget"]["k_over_h"]) * every, f"its {int(result['rows'])} {result['split']} texts"
+    if least < most:
+        return f"{chooses} For {texts} it ran {least} to {most} of {every} heads, {mean:.3g} on average."
+    return f"This model ran {least} of {every} heads for each of {texts}, and never computes the rest."
+
+
+def stored_examples(folder: Path) -> list[dict[str, str | None]]:
+    """Texts of the user's data that were stored with a run; none where training was told not to."""
+    if not (file := folder / "examples.json").exists():
+        return []
+    rows = read_json(file, "delete it")["examples"]
+    with _readable(file):
+        return [{"text": str(row["text"]), "text_pair": row["text_pair"] and str(row["text_pair"])} for row in rows]
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Values of the wrong kind in a JSON file become an error that names it."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise ModelError(f"{file} cannot be read ({error}): delete it, or train the run again") from None
 
 
 def slider(budget: str | Dial | None, heads: int) -> tuple[list[str], int]:

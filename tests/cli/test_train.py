@@ -38,7 +38,7 @@ def test_a_run_is_a_complete_directory(run: Path) -> None:
     names = {path.name for path in run.iterdir()}
     assert names >= {
         "config.json", "model.safetensors", "tokenizer.json", "README.md", "evaluation.json", "history.jsonl",
-        "run.json", "report.html", "checkpoints", "baseline",
+        "run.json", "report.html", "checkpoints", "baseline", "examples.json",
     }  # fmt: skip
     assert not [p for p in run.rglob("*") if p.suffix in (".bin", ".pt", ".pkl", ".pth") or p.name.endswith(".tmp")]
 
@@ -56,6 +56,17 @@ def test_it_learns_and_says_so(run: Path) -> None:
     assert record["text_columns"] == ["review"]
     assert record["training"]["progress"] == 1.0
     assert record["environment"]["torch"] == torch.__version__
+
+
+def test_a_few_validation_texts_are_stored_as_examples(run: Path, tiny_pairs: Path, reviews: Path) -> None:
+    examples = json.loads((run / "examples.json").read_text())["examples"]
+    rows, trained = reviews.read_text(encoding="utf-8"), set(load_arrays(run / TRAINING_ROWS)["hashes"].tolist())
+    assert len(examples) == 5
+    for example in examples:
+        assert example["text"] in rows
+        assert example["text_pair"] is None
+        assert text_hash(example["text"], None) not in trained
+    assert json.loads((tiny_pairs / "examples.json").read_text())["examples"][0]["text_pair"] in ("red", "blue")
 
 
 def test_the_card_and_the_report_carry_the_figures(run: Path) -> None:
@@ -99,12 +110,16 @@ def test_a_finished_run_is_only_shown_again(run: Path, reviews: Path, capsys: py
 
 
 def test_seeds_report_mean_and_spread(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("train", str(reviews), "-o", str(tmp_path / "s"), *SMALL, "--seeds", "2", "--json") == 0
+    assert (
+        command("train", str(reviews), "-o", str(tmp_path / "s"), *SMALL, "--seeds", "2", "--json", "--no-examples")
+        == 0
+    )
     summary = json.loads(capsys.readouterr().out)
     scores = summary["models"]["budgetformer"]["score"]
     assert summary["seeds"] == [0, 1]
     assert scores["mean"] == pytest.approx(sum(scores["values"]) / 2)
     assert (tmp_path / "s" / "seed-1" / "report.html").exists()
+    assert list(tmp_path.rglob("examples.json")) == []
 
 
 @pytest.mark.parametrize(("kind", "metric"), [("pairs", "accuracy"), ("multi", "micro_f1"), ("regression", "r2")])

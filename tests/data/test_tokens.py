@@ -59,11 +59,11 @@ def test_it_equals_the_tokenizers_own_answer(
     assert len(result) == split.rows == len(examples)
     cut = 0
     for row, example in enumerate(examples):
-        own = tokenizer(example.text, example.text_pair, truncation=True, max_length=max_length)
-        assert tokens_of(result, row) == own["input_ids"]
+        expected = tokenizer(example.text, example.text_pair, truncation=True, max_length=max_length)
+        assert tokens_of(result, row) == expected["input_ids"]
         assert result.lengths[row] <= max_length
         start = result.pair_start[row]
-        assert own["token_type_ids"] == [int(bool(start) and i >= start) for i in range(result.lengths[row])]
+        assert expected["token_type_ids"] == [int(bool(start) and i >= start) for i in range(result.lengths[row])]
         cut += len(tokenizer(example.text, example.text_pair)["input_ids"]) > max_length
     assert result.truncated.sum() == cut
     assert result.lines.tolist() == [example.line for example in examples]
@@ -97,8 +97,8 @@ def test_labels_by_task(tokenizer: Any, tmp_path: Path) -> None:
         assert data.task == task
         result = encode_split(data.splits["train"], data, tokenizer, 32)
         assert result.labels.dtype == dtype
-        wanted = [values[example.label] for example in data.splits["train"].examples()]  # type: ignore[index]
-        assert result.labels.tolist() == wanted
+        labels_expected = [values[example.label] for example in data.splits["train"].examples()]  # type: ignore[index]
+        assert result.labels.tolist() == labels_expected
 
 
 def test_batches_of_a_split_hold_its_rows(tokenizer: Any, tmp_path: Path) -> None:
@@ -107,9 +107,9 @@ def test_batches_of_a_split_hold_its_rows(tokenizer: Any, tmp_path: Path) -> Non
     seen = 0
     for rows in eval_plan(result.lengths, token_budget=64):
         batch = collate(result, rows, tokenizer.pad_token_id)
-        own = tokenizer.pad({"input_ids": [tokens_of(result, row) for row in rows]})
-        assert batch.input_ids.tolist() == own["input_ids"]
-        assert batch.attention_mask.astype(int).tolist() == own["attention_mask"]
+        expected = tokenizer.pad({"input_ids": [tokens_of(result, row) for row in rows]})
+        assert batch.input_ids.tolist() == expected["input_ids"]
+        assert batch.attention_mask.astype(int).tolist() == expected["attention_mask"]
         seen += len(rows)
     assert seen == len(result)
 

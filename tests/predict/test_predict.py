@@ -99,9 +99,9 @@ def test_parquet_keeps_its_types(run: Path, tmp_path: Path) -> None:
     table = pyarrow.Table.from_pylist([{"n": 1, "text": "a film", "when": None}] * 20, schema)
     pyarrow.parquet.write_table(table, tmp_path / "d.parquet")
     assert command("predict", str(run), str(tmp_path / "d.parquet"), "-o", str(tmp_path / "o.parquet")) == 0
-    kept = pyarrow.parquet.read_schema(tmp_path / "o.parquet")
-    assert [kept.field(name).type for name in schema.names] == schema.types
-    assert [str(kept.field(name).type) for name in ("label", "score", "cut")] == ["string", "double", "bool"]
+    schema_written = pyarrow.parquet.read_schema(tmp_path / "o.parquet")
+    assert [schema_written.field(name).type for name in schema.names] == schema.types
+    assert [str(schema_written.field(name).type) for name in ("label", "score", "cut")] == ["string", "double", "bool"]
 
 
 def test_rows_of_different_shapes(run: Path, tmp_path: Path) -> None:
@@ -200,7 +200,7 @@ def test_a_folder_is_its_files_in_order_and_a_data_set_its_test_rows(run: Path, 
 
 
 @pytest.mark.parametrize("target", ["o.jsonl", "o.csv", "o.csv.gz"])
-def test_shards_in_order_are_the_whole(run: Path, tmp_path: Path, target: str) -> None:
+def test_shards_in_order_are_the_output_of_one_go(run: Path, tmp_path: Path, target: str) -> None:
     data = write(tmp_path / "d.jsonl", ROWS)
     assert command("predict", str(run), str(data), "-o", str(tmp_path / target)) == 0
     parts = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from budgetformer.data import DataSource
-from budgetformer.data.examples import BadRows, Columns
+from budgetformer.data.examples import BadRows, Schema
 from budgetformer.data.sources import BadRow, RawRow
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.predict import input as rows
@@ -46,9 +45,9 @@ def predictor(run: Path) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def whole(predictor: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one_go(predictor: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outputs of one go."""
-    folder = tmp_path_factory.mktemp("whole")
+    folder = tmp_path_factory.mktemp("one_go")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "WINDOW_ROWS", 8)
         for target in TARGETS:
@@ -85,14 +84,14 @@ MOMENTS = [
     (job.Scorer, "run", 1, False), (job.Scorer, "run", 6, True), (job.Scorer, "encode", 3, False),
     (sinks.Sink, "write", 3, False), (sinks.Sink, "write", 3, True), (sinks.Sink, "finish", 1, False),
     (sinks.Sink, "finish", 1, True), (Path, "replace", 9, False), (Path, "unlink", 1, True),
-    (shutil, "rmtree", 1, False),
+    (Path, "unlink", 2, True), (Path, "rmdir", 1, False),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("target", TARGETS)
 @pytest.mark.parametrize(("owner", "name", "at", "after"), MOMENTS)
 def test_killed_and_resumed_is_as_if_never_killed(
-    owner: Any, name: str, at: int, after: bool, target: str, predictor: Predictor, whole: Path, tmp_path: Path
+    owner: Any, name: str, at: int, after: bool, target: str, predictor: Predictor, one_go: Path, tmp_path: Path
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(owner, name, dies(getattr(owner, name), at, after=after))
@@ -103,9 +102,9 @@ def test_killed_and_resumed_is_as_if_never_killed(
             if parts.exists():  # what the system had still written of the next window
                 (parts / f"{len(list(parts.iterdir())):08d}").write_bytes(b"half a row")
     predict(predictor, tmp_path, target, resume=True)
-    assert (tmp_path / target).read_bytes() == (whole / target).read_bytes()
+    assert (tmp_path / target).read_bytes() == (one_go / target).read_bytes()
     aside = f"{target}.bad.jsonl"
-    assert (tmp_path / aside).read_text() == (whole / aside).read_text().replace(str(whole), str(tmp_path))
+    assert (tmp_path / aside).read_text() == (one_go / aside).read_text().replace(str(one_go), str(tmp_path))
     assert {path.name for path in tmp_path.iterdir()} == {"d.jsonl", target, aside}
 
 
@@ -131,13 +130,13 @@ def test_resume_does_only_the_rest(
 
 
 def test_overwrite_begins_again_and_keeps_the_old_output_until_the_end(
-    predictor: Predictor, whole: Path, tmp_path: Path
+    predictor: Predictor, one_go: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "o.jsonl").write_text("old")
     stop(predictor, tmp_path, overwrite=True)
     assert (tmp_path / "o.jsonl").read_text() == "old"
     predict(predictor, tmp_path, "o.jsonl", overwrite=True)
-    assert (tmp_path / "o.jsonl").read_bytes() == (whole / "o.jsonl").read_bytes()
+    assert (tmp_path / "o.jsonl").read_bytes() == (one_go / "o.jsonl").read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -222,7 +221,7 @@ def test_windows_are_the_same_wherever_reading_begins(
     parts = [Listed(sizes[a:b]) for a, b in zip([0, *sorted(cuts)], [*sorted(cuts), 60], strict=True)]
 
     def windows(shard: range, done: int = 0) -> list[Any]:
-        data = rows.Input(parts, ["text"], Columns("text", None, (), False), BadRows("count"), shard)
+        data = rows.Input(parts, ["text"], Schema("text"), BadRows("count"), shard)
         return [([len(e.text) for e in window.rows], window.end) for window in data.windows(done)]
 
     with pytest.MonkeyPatch.context() as patch:

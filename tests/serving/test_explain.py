@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,9 @@ from hypothesis import strategies as st
 from tests.cli.test_train import command
 from tests.serving.small import TEXTS, small, write_run
 
-from budgetformer.errors import UsageError
+from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import cost_of
-from budgetformer.explain import Explainer, page, slider
+from budgetformer.explain import Explainer, describe, page, slider, stored_examples
 from budgetformer.nn.allocation import Dial, Selection
 from budgetformer.runs.run import Run
 
@@ -94,6 +95,40 @@ def test_every_kind_of_answer_and_gate() -> None:
     assert dense["flops"]["used"] == dense["flops"]["dense"]
     random = Explainer(*small(gates={"kind": "random"}))
     assert random.explain(TEXTS[0]) == random.explain(TEXTS[0])
+
+
+def evaluated(folder: Path, least: Any, most: Any, rows: Any = 40) -> Path:
+    result = {
+        "rows": rows,
+        "split": "test",
+        "budget": {"heads_per_text": {"least": least, "most": most}, "k_over_h": 0.5},
+    }
+    folder.mkdir()
+    (folder / "evaluation.json").write_text(json.dumps({"test": result, "validation": None}))
+    return folder
+
+
+def test_the_description_says_what_happened(tmp_path: Path) -> None:
+    learned, static, dense = (small(gates={"kind": kind})[0].config for kind in ("learned", "static", "all"))
+    assert describe(dense, tmp_path) == "This model has no gates: all 8 heads run, whatever the text."
+    assert describe(learned, tmp_path).startswith("For each text this model chooses the heads")
+    assert describe(static, tmp_path).startswith("This model runs the same heads for every text")
+    varied = describe(learned, evaluated(tmp_path / "varied", 2, 6))
+    assert varied.endswith("For its 40 test texts it ran 2 to 6 of 8 heads, 4 on average.")
+    same = describe(learned, evaluated(tmp_path / "same", 4, 4))
+    assert same == "This model ran 4 of 8 heads for each of its 40 test texts, and never computes the rest."
+
+
+WRONG = ["", "{", "[]", "null", '{"test": [1], "validation": 0}', '{"examples": 3}', '{"examples": [{"text": "a"}]}',
+         '{"examples": [7]}', '{"test": {"budget": 1}}']  # fmt: skip
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_damaged_files_of_a_run_are_named(wrong: str, tmp_path: Path) -> None:
+    for name, read in (("evaluation.json", partial(describe, small()[0].config)), ("examples.json", stored_examples)):
+        (tmp_path / name).write_text(wrong)
+        with pytest.raises(ModelError, match=name):
+            read(tmp_path)
 
 
 @given(heads=st.integers(1, 96), data=st.data())

@@ -19,6 +19,14 @@ FLAGS = (
     "--disable-gpu --disable-quic --no-first-run --disable-background-networking --disable-component-update "
     "--disable-sync"
 )
+EXAMPLES: list[dict[str, str | None]] = [
+    {"text": "The train was two hours late, but the view over the lake made up for all of it.", "text_pair": None},
+    {"text": "The midfielder scored twice in extra time.", "text_pair": None},
+]
+PAIRS: list[dict[str, str | None]] = [
+    {"text": "A woman is repairing a bicycle in the rain.", "text_pair": "Somebody is working outside."},
+    {"text": "Two boys are asleep on a bus.", "text_pair": "The boys are playing football."},
+]
 PHONE = {"viewport": {"width": 320, "height": 640}, "has_touch": True}
 
 
@@ -37,9 +45,12 @@ def browser() -> Iterator[Any]:
 class Shown:
     """A page of a model behind its requests; `asked` holds the requests, `faults` what went wrong in the page."""
 
-    def __init__(self, browser: Any, model: Any, tokenizer: Any, **options: Any) -> None:
+    def __init__(
+        self, browser: Any, model: Any, tokenizer: Any, examples: list[dict[str, str | None]] = EXAMPLES, **options: Any
+    ) -> None:
         self.asked: list[str] = []
         self.faults: list[str] = []
+        self.examples = examples
         self.config, self.explainer = model.config, Explainer(model, tokenizer, 24)
         self.page = browser.new_context(reduced_motion="reduce", **options).new_page()
         self.page.set_default_timeout(30_000)
@@ -57,7 +68,7 @@ class Shown:
                 json={
                     "labels": config.label_names, "pairs": config.segment_embeddings, "max_tokens": 24,
                     "heads": heads, "layers": config.num_hidden_layers, "slider": slider(None, heads)[0],
-                    "start": heads - 1,
+                    "start": heads - 1, "description": "It chooses heads.", "examples": self.examples,
                 }
             )  # fmt: skip
         elif path in ("explain", "attention"):
@@ -93,7 +104,7 @@ def test_type_and_predict(shown: Shown) -> None:
     )
     lit = [head.get_attribute("class") == "head on" for head in shown.page.locator(".head").all()]
     assert lit == [on for layer in told["layers"] for on in layer["active"]]
-    shown.page.get_by_role("button", name="Extra time").click()
+    shown.page.get_by_role("button", name="The midfielder").click()
     api.expect(shown.page.locator("textarea[name=text]")).to_have_value(re.compile("midfielder"))
     assert set(shown.asked) == {"", "info", "explain", "attention"}
 
@@ -173,7 +184,7 @@ def test_what_the_service_refuses_is_said(shown: Shown) -> None:
 
 
 def test_pairs_on_a_phone(browser: Any) -> None:
-    shown = Shown(browser, *small(segment_embeddings=True), **PHONE, color_scheme="dark")
+    shown = Shown(browser, *small(segment_embeddings=True), PAIRS, **PHONE, color_scheme="dark")
     shown.page.goto("http://page.test/")
     shown.sees(".look .big", re.compile("Layer 1"))
     api.expect(shown.page.locator("textarea[name=text_pair]")).to_have_value("Somebody is working outside.")
@@ -185,6 +196,22 @@ def test_pairs_on_a_phone(browser: Any) -> None:
     shown.page.get_by_role("button", name="Compare two texts").tap()
     api.expect(shown.page.locator(".result")).to_have_count(2)
     assert shown.page.evaluate("document.documentElement.scrollWidth") == 320
+    assert shown.faults == []
+
+
+def test_without_examples_a_text_can_be_typed(browser: Any) -> None:
+    shown = Shown(browser, *small(), [])
+    shown.page.goto("http://page.test/")
+    shown.sees("#description", "It chooses heads.")
+    assert shown.page.locator(".chip").count() == 0
+    api.expect(shown.page.locator(".result")).to_be_hidden()
+    shown.page.get_by_role("button", name="Compare two texts").click()
+    for number, text in enumerate(TEXTS[:2]):
+        shown.page.locator("textarea[name=text]").nth(number).fill(text)
+    api.expect(shown.page.locator("#shared")).to_contain_text("in common")
+    shown.page.locator("textarea[name=text]").nth(1).fill(TEXTS[0])
+    ran = sum(layer["k"] for layer in shown.explainer.explain(TEXTS[0])["layers"])
+    shown.sees("#shared", f"Both texts ran the same {ran} heads.")
     assert shown.faults == []
 
 
@@ -201,10 +228,12 @@ def test_a_file_needs_no_server(browser: Any, tmp_path: Path) -> None:
     model, tokenizer = small()
     file, evil = tmp_path / "heads.html", "</script> <b>lake</b> & view"
     explainer = Explainer(model, tokenizer)
-    file.write_text(page(explainer.precompute([(TEXTS[0], None), (evil, None)], "full")), encoding="utf-8")
+    data = explainer.precompute([(TEXTS[0], None), (evil, None)], "full")
+    file.write_text(page({**data, "description": "<i>It</i> chooses."}), encoding="utf-8")
     shown = Shown(browser, model, tokenizer)
     shown.page.goto(file.as_uri())
     api.expect(shown.page.locator(".result")).to_have_count(2)
+    shown.sees("#description", "<i>It</i> chooses.")
     api.expect(shown.page.locator("textarea[name=text]").nth(1)).to_have_value(evil)
     shown.sees(".heads .big", "8 of 8")
     shown.page.get_by_role("slider").focus()

@@ -29,7 +29,7 @@ def explain(
     """Show which heads RUN uses for a text, where they look and what they cost, as one HTML file."""
     from budgetformer.cli.show import print_json
     from budgetformer.errors import ModelError, UsageError
-    from budgetformer.explain import Explainer, page
+    from budgetformer.explain import Explainer, describe, page
     from budgetformer.runs.files import write_text
     from budgetformer.runs.run import Run
 
@@ -44,6 +44,7 @@ def explain(
     if as_json and output is None:
         return
     data, output = explainer.precompute(texts, dial), output or Path("heads.html")
+    data["description"] = describe(opened.model.config, run)
     try:
         write_text(output, page(data))
     except ModelError as error:

@@ -42,6 +42,9 @@ def train(
     seeds: Annotated[int, typer.Option(help="Repeat with this many seeds.", min=1)] = 1,
     resume: Annotated[bool, typer.Option("--resume", help="Continue the run in the directory.")] = False,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Write TensorBoard events too.")] = False,
+    no_examples: Annotated[
+        bool, typer.Option("--no-examples", help="Store no validation texts as examples for the page of serve.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
     """Train a classifier on DATA: a run directory with model, evaluation and report."""
@@ -54,6 +57,7 @@ def train(
         learning_rate=learning_rate, max_length=max_length, tokenizer=tokenizer, base=base,
     )  # fmt: skip
     options: dict[str, Any] = {"with_baseline": with_baseline, "resume": resume, "tensorboard": tensorboard}
+    options["examples"] = not no_examples
     if seeds > 1:
         _, summary = train_seeds(source, chosen, output, seeds, **options)
         if summary:

@@ -100,11 +100,11 @@ class DataSet:
 
     @property
     def columns_chosen(self) -> str:
-        return self.schema.columns.sentence()
+        return self.schema.sentence()
 
     @property
     def is_pair(self) -> bool:
-        return self.schema.columns.text_pair is not None
+        return self.schema.text_pair is not None
 
     @property
     def digests(self) -> dict[str, str]:
@@ -138,8 +138,8 @@ def stream_examples(source: DataSource) -> Iterator[Example]:
     """The texts of `source.data` (a file, "-", or a data set's training rows), whose labels are not known."""
     table = locate(source)["train"]
     present = peek(table)[1]
-    columns = choose_columns(present, table.name, text=source.text, text_pair=source.text_pair, need_label=False)
-    yield from read_examples(table.rows(), Schema(columns), BadRows(source.bad_rows, quarantine_file(source)))
+    schema = choose_columns(present, table.name, text=source.text, text_pair=source.text_pair, need_label=False)
+    yield from read_examples(table.rows(), schema, BadRows(source.bad_rows, quarantine_file(source)))
 
 
 def read_tables(

@@ -36,20 +36,33 @@ UNLABELLED = "unlabelled"  # a row whose label says that nobody knows it: droppe
 
 
 @dataclass(frozen=True)
-class Columns:
-    """The chosen columns; several label columns hold 0 or 1 each, none means reading for prediction."""
+class Schema:
+    """How rows are read: columns, and the labels' task, None for prediction.
+
+    labels: columns; several hold 0 or 1 each. inferred: whether a column was not asked for by name.
+    separator: what separates several labels in one column. names: what stands behind integer labels.
+    known: the only labels that may occur; None while they are being collected.
+    """
 
     text: str
-    text_pair: str | None
-    labels: tuple[str, ...]
-    inferred: bool
+    text_pair: str | None = None
+    labels: tuple[str, ...] = ()
+    inferred: bool = False
+    task: str | None = None
+    separator: str | None = None
+    names: tuple[str, ...] = ()
+    known: frozenset[str] | None = None
 
     def sentence(self) -> str:
-        """The choice in words."""
+        """The choice of columns in words."""
         text = f"text from {self.text!r}" + (f" and {self.text_pair!r}" if self.text_pair else "")
         label = f", label from {', '.join(map(repr, self.labels))}" if self.labels else ""
         how = " (inferred; choose with --text, --text-pair, --label)" if self.inferred else ""
         return text + label + how
+
+    def with_labels(self, labels: Iterable[str]) -> Schema:
+        """The same for held-out rows: a class outside of `labels` makes a bad row."""
+        return self if self.task == "regression" else replace(self, known=frozenset(labels))
 
 
 def choose_columns(
@@ -60,7 +73,7 @@ def choose_columns(
     text_pair: str | None = None,
     label: str | None = None,
     need_label: bool = True,
-) -> Columns:
+) -> Schema:
     """Take what is asked for, infer the rest; raise DataError with the columns present if that fails.
 
     A second text is inferred only where the first one is too: ask for `text` alone to leave it out.
@@ -75,17 +88,17 @@ def choose_columns(
         if column is not None and _check_present(present, file, column, flag) in labels:
             raise DataError(f"{file}: {column!r} is the label, it cannot be {flag} too: choose another column")
     if text is not None:
-        return Columns(text, text_pair, labels, inferred=need_label and label is None)
+        return Schema(text, text_pair, labels, inferred=need_label and label is None)
     free = [column for column in present if column not in labels]
     folded = _folded(free)
     for first, second in PAIRS:
         if first in folded and second in folded and text_pair in (None, folded[second]):
-            return Columns(folded[first], folded[second], labels, inferred=True)
+            return Schema(folded[first], folded[second], labels, inferred=True)
     free = [column for column in free if column != text_pair]
     text = _by_name(free, TEXTS) or (free[0] if len(free) == 1 else None)
     if text is None:
         raise DataError(f"{file}: no column looks like text among {_list(present)}: name it with --text")
-    return Columns(text, text_pair, labels, inferred=True)
+    return Schema(text, text_pair, labels, inferred=True)
 
 
 def _check_present(present: Sequence[str], file: str, column: str, flag: str) -> str:
@@ -136,25 +149,6 @@ class Example:
     fields: dict[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
 
-@dataclass(frozen=True)
-class Schema:
-    """How rows are read: columns and the labels' task, None for prediction.
-
-    separator: what separates several labels in one column. names: what stands behind integer labels.
-    known: the only labels that may occur; None while they are being collected.
-    """
-
-    columns: Columns
-    task: str | None = None
-    separator: str | None = None
-    names: tuple[str, ...] = ()
-    known: frozenset[str] | None = None
-
-    def with_labels(self, labels: Iterable[str]) -> Schema:
-        """The same for held-out rows: a class outside of `labels` makes a bad row."""
-        return self if self.task == "regression" else replace(self, known=frozenset(labels))
-
-
 class BadRows:
     """What happens to rows that cannot be used: "error" raises at the first, "skip" writes them to the
     quarantine file, "count" only counts. The first few are kept for show."""
@@ -192,14 +186,13 @@ class BadRows:
 
 def read_examples(rows: Iterable[RawRow | BadRow], schema: Schema, bad: BadRows) -> Iterator[Example]:
     """Rows -> examples; rows that cannot be used go to `bad`."""
-    columns = schema.columns
     for row in rows:
         if isinstance(row, BadRow):
             bad.add(row)
             continue
         try:
-            text = _text(row.fields, columns.text)
-            pair = _text(row.fields, columns.text_pair) if columns.text_pair else None
+            text = _text(row.fields, schema.text)
+            pair = _text(row.fields, schema.text_pair) if schema.text_pair else None
             label = _label(row.fields, schema) if schema.task else None
         except BadRow as error:
             raw = json.dumps(row.fields, ensure_ascii=False, default=str)
@@ -249,7 +242,7 @@ def _missing(value: Any) -> bool:
 
 
 def _label(fields: dict[str, Any], schema: Schema) -> Label:
-    columns = schema.columns.labels
+    columns = schema.labels
     if len(columns) > 1:
         return tuple(column for column in columns if _flag(fields.get(column), column))
     column, value = columns[0], fields.get(columns[0])

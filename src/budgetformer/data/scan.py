@@ -8,7 +8,7 @@ import tempfile
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,8 +90,8 @@ def choose_schema(tables: Mapping[str, Table], source: DataSource) -> Schema:
         task = infer_task(rows, columns.labels, source.label_separator)
     if task != "multi" and len(columns.labels) > 1:
         raise DataError(f"{first.name}: several label columns make a multi-label task, not {task}: pass --task multi")
-    names = first.label_names(columns.labels[0])
-    return Schema(columns, task, source.label_separator, () if task == "regression" else names)
+    names = () if task == "regression" else first.label_names(columns.labels[0])
+    return replace(columns, task=task, separator=source.label_separator, names=names)
 
 
 def peek(table: Table) -> tuple[list[RawRow], list[str]]:
@@ -131,7 +131,7 @@ def scan(examples: Iterable[Example], schema: Schema, name: str, bad: BadRows, *
         codes.append(combinations.setdefault(label, len(combinations)))
         if schema.task == "single" and len(combinations) > MAX_CLASSES:
             raise DataError(
-                f"{name}, line {example.line}: {schema.columns.labels[0]!r} has more than {MAX_CLASSES} different "
+                f"{name}, line {example.line}: {schema.labels[0]!r} has more than {MAX_CLASSES} different "
                 "labels: is it the right column (--label), or a number (--task regression)?"
             )
     strata = np.frombuffer(codes, np.int32)
@@ -162,8 +162,8 @@ def order_labels(counts: Mapping[str, int], schema: Schema, name: str) -> list[s
         raise DataError(f"{name}: no row has any label: check --label and --label-separator")
     if schema.names:
         return list(schema.names)
-    if len(schema.columns.labels) > 1:
-        return list(schema.columns.labels)
+    if len(schema.labels) > 1:
+        return list(schema.labels)
     try:
         return sorted(counts, key=lambda label: (int(label), label))
     except ValueError:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from budgetformer.data.examples import BadRows, Columns, Example, Schema, choose_columns, read_examples
+from budgetformer.data.examples import BadRows, Example, Schema, choose_columns, read_examples
 from budgetformer.data.locate import DataSource, choose_split, locate
 from budgetformer.data.scan import peek
 from budgetformer.data.sources import BadRow, FileTable, RawRow, Table, format_by_name, named_read_errors
@@ -34,7 +34,7 @@ class Input:
 
     tables: list[Table]
     present: list[str]
-    columns: Columns
+    columns: Schema
     bad: BadRows
     shard: range
 
@@ -65,7 +65,7 @@ class Input:
                 number += 1
                 yield row
 
-        for example in read_examples(numbered(), Schema(self.columns), self.bad):
+        for example in read_examples(numbered(), self.columns, self.bad):
             yield number, example
 
 
@@ -103,7 +103,7 @@ def data_files(folder: Path) -> list[Path]:
     return [] if any(path.name.startswith("train.") for path in files) else files
 
 
-def _columns(present: Sequence[str], file: str, source: DataSource, trained_on: Sequence[str]) -> Columns:
+def _columns(present: Sequence[str], file: str, source: DataSource, trained_on: Sequence[str]) -> Schema:
     text, text_pair = source.text, source.text_pair
     if len(trained_on) == 1 and text_pair:
         raise UsageError(f"--text-pair {text_pair}: the run was trained on single texts: leave it out")

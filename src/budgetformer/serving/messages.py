@@ -147,6 +147,8 @@ class Facts(BaseModel):
     heads: int
     max_tokens: int
     budgets: list[str]
+    description: str = Field("", description="how the model chooses heads, in words")
+    examples: list[dict[str, str | None]] = Field([], description="texts that were stored with the run")
 
 
 class Info(Facts):

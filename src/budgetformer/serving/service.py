@@ -17,7 +17,7 @@ from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.answers import named, ranking, rounded
 from budgetformer.engine.scores import Scores, score
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.explain import Explainer
+from budgetformer.explain import Explainer, describe, stored_examples
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.run import Run
 from budgetformer.serving.batcher import Batcher
@@ -42,7 +42,8 @@ class Engine:
         self.facts = Facts(
             model=run.digest[:16], task=scorer.task, labels=scorer.labels, pairs=run.pairs,
             layers=config.num_hidden_layers, heads=config.num_attention_heads, max_tokens=scorer.max_length,
-            budgets=[*modes, *run.points],
+            budgets=[*modes, *run.points], description=describe(config, run.folder),
+            examples=stored_examples(run.folder),
         )  # fmt: skip
         self.budget = self.dial(str(scorer.budget))
 

@@ -35,6 +35,7 @@ DIALS = ("fixed:0.125", "fixed:0.25", "fixed:0.5", "fixed:0.75", "max:0.25", "ma
 RANKED_DIALS = ("mean:0.125", "mean:0.25", "mean:0.5", "mean:0.75", "fixed:0.25", "fixed:0.5", "full")
 _CURVE_ROWS = 2000  # of the final split, for each position of the dial
 _HARDEST = 12
+_EXAMPLES = 5
 
 
 def begun_record(folder: Path) -> dict[str, Any] | None:
@@ -102,7 +103,7 @@ def record_of(
 ) -> dict[str, Any]:
     """run.json as training begins."""
     data, config = prepared.data, model.config
-    columns = data.schema.columns
+    columns = data.schema
     provenance = environment()
     place = Path(data.source.data)
     return {
@@ -138,6 +139,14 @@ def record_of(
 def write_training_rows(prepared: Prepared, folder: Path) -> None:
     """The hashes of the training texts, so that evaluation can tell which rows of a file were trained on."""
     write_bytes(folder / TRAINING_ROWS, save({"hashes": prepared.data.splits["train"].hashes}))
+
+
+def write_examples(prepared: Prepared, folder: Path) -> None:
+    """A few validation texts, for the page that explains the run."""
+    split = prepared.data.splits["validation"]
+    rows = split.select(sample_rows(split.rows, _EXAMPLES)).examples()
+    examples = [{"text": row.text, "text_pair": row.text_pair} for row in rows]
+    write_json(folder / "examples.json", {"examples": examples})
 
 
 def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenceClassification) -> Scores:

@@ -1,7 +1,7 @@
 """A run from data to a finished directory: tokenizer, model, training, reload check, evaluation, report.
 
 A run directory is Hugging Face-shaped: config.json, model.safetensors, tokenizer.json, README.md, evaluation.json,
-history.jsonl, run.json, report.html, checkpoints/, and baseline/ with the dense twin.
+history.jsonl, run.json, examples.json, report.html, checkpoints/, and baseline/ with the dense twin.
 """
 
 from __future__ import annotations
@@ -60,10 +60,12 @@ def train(
     on_finished: OnFinished | None = None,
     quiet: bool = False,
     evaluate: bool = True,
+    examples: bool = True,
 ) -> dict[str, Any]:
     """Train into `folder` and return its evaluation. A finished run that is resumed is only read.
 
     Without `evaluate` it ends with the saved model: no evaluation.json, model card or report, and nothing is returned.
+    With `examples` a few validation texts are stored, for the page of the service.
     """
     if recipe.base is not None:
         read_base(recipe.base, offline=source.offline, **recipe.model)
@@ -79,7 +81,7 @@ def train(
                 stack.enter_context(records.claimed(folder, resume))
             prepared = prepare(source, recipe, folder, log)
         seed = source.seed if seed is None else seed
-        session = _Session(prepared, seed, accelerator, log, resume, tensorboard, quiet, evaluate)
+        session = _Session(prepared, seed, accelerator, log, resume, tensorboard, quiet, evaluate, examples)
         if recipe.base is not None:
             ours, twin = session.fit_base(recipe, folder)
         else:
@@ -119,6 +121,7 @@ class _Session:
     tensorboard: bool
     quiet: bool
     evaluate: bool
+    examples: bool
 
     def fit_base(self, recipe: Recipe, folder: Path) -> tuple[Scores | None, Scores | None]:
         """Fine-tune the base with all heads in baseline/, then train budgets from there: both outcomes, ours first."""
@@ -143,7 +146,7 @@ class _Session:
         """
         prepared, record_file, main = self.prepared, folder / "run.json", self.accelerator.is_main_process
         identity = records.identity_of(prepared, recipe, self.seed)
-        if self.resume and (begun := records.begun_record(folder)):
+        if begun := records.begun_record(folder) if self.resume else None:
             check_identity(begun["identity"], identity)
             if begun["status"] == "done":
                 self.log(f"{folder} is finished")
@@ -166,6 +169,8 @@ class _Session:
         record = {**records.record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
         if main:
             records.write_training_rows(prepared, folder)
+            if self.examples and begun is None:
+                records.write_examples(prepared, folder)
             write_json(record_file, record)
         try:
             fit.run(resume=self.resume)
