@@ -41,9 +41,9 @@ class Server:
         """Return once it is ready: it listens from the line on that names its port."""
         assert self.process.stderr
         line = self.process.stderr.readline()
-        found = re.search(r"at http://127\.0\.0\.1:(\d+)", line)
-        assert found, line
-        self.port = int(found[1])
+        result = re.search(r"at http://127\.0\.0\.1:(\d+)", line)
+        assert result, line
+        self.port = int(result[1])
         while self.ask("GET", "/ready")[0] != 200:
             pass
 
