@@ -75,6 +75,7 @@ def _forked(words: list[str]) -> None:
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 1)
     os.dup2(nowhere, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
     sys.argv = words
     command_line()
 
