@@ -222,7 +222,8 @@ def test_the_command_writes_a_page_and_prints_json(tmp_path: Path, capsys: pytes
     capsys.readouterr()
     assert command(*words, "-o", str(file)) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == (f"{file}\n", "")
+    assert out == f"{file}\n"
+    assert err == f"next: open {file} in a browser; for other texts: budgetformer serve {run}\n"
     data = json.loads(file.read_text(encoding="utf-8").split('type="application/json">')[1].split("</script>")[0])
     assert [len(text["results"][0]["tokens"]) for text in data["texts"]][1] == 24
     assert data["info"] == {"labels": ["travel", "film", "money"], "heads": 4, "layers": 2, "max_tokens": 24}
