@@ -49,7 +49,8 @@ class Job:
         child.start()
         self._wait(child, writes)
         child.join(later)
-        os.kill(child.pid or 0, which)
+        if child.is_alive() and child.pid:
+            os.kill(child.pid, which)
         child.join()
         caught = {0, 130} if which is not signal.SIGKILL else {0}
         ended = self.output.exists()  # when Python ends nobody catches signals
