@@ -55,11 +55,11 @@ def timed(width: int, batch: int, length: int, k: int, seconds: float) -> dict[s
 def lost(cases: list[dict[str, object]], costs: selective.Costs) -> list[float]:
     """For each case, how much longer the chosen way takes than the best one."""
     selective._CPU = costs
-    found = []
+    result = []
     for case in cases:
         ms: dict[str, float] = case["ms"]  # type: ignore[assignment]
-        found.append(ms[selective.cheapest(*case["case"])] / min(ms.values()) - 1)  # type: ignore[misc]
-    return found
+        result.append(ms[selective.cheapest(*case["case"])] / min(ms.values()) - 1)  # type: ignore[misc]
+    return result
 
 
 def main() -> None:

@@ -1,15 +1,18 @@
 """Kill `budgetformer predict` at random moments, resume it each time, and compare with the output of one go.
 
-    python benchmarks/kill_predict.py [--kills 100] [--rows 20000] [--seed 0]
+    python benchmarks/kill_predict.py [--kills 100] [--rows 40000] [--seed 0]
 
-SIGKILL, SIGTERM and SIGINT take turns, over CSV, compressed JSON lines and Parquet; most of them come while rows are
-scored or joined, some while the program starts. Exits with 1 if a byte of an output or of its bad rows differs, if
-something is left behind, or if a signal that can be caught does not end the process with exit code 130.
+SIGKILL, SIGTERM and SIGINT take turns, over CSV, compressed JSON lines and Parquet. The processes to kill are forked
+from one that has imported everything, so that signals come while rows are read, scored, written and joined. Exits with
+1 if a byte of an output or of its bad rows differs, if something is left behind, or if a signal that can be caught does
+not end the process with exit code 130.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
+import os
 import random
 import signal
 import subprocess
@@ -17,41 +20,47 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 
 from scoring import make_run, write_rows
 
+from budgetformer.cli import main as command_line
+
 FORMATS = ("csv", "jsonl.gz", "parquet")
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-EARLY = 0.1  # of the kills come while the program starts
 
 
 class Job:
     """One output that is begun, killed and resumed."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.output = folder, folder / name
-        self.state, self.bad = folder / f"{name}.progress.json", folder / f"{name}.bad.jsonl"
+        self.output, self.state, self.bad = (folder / f"{name}{end}" for end in ("", ".progress.json", ".bad.jsonl"))
+        words = ["predict", str(folder / "run"), str(folder / "rows.csv"), "-o", str(self.output)]
+        self.words = ["budgetformer", *words, "--bad-rows", "skip", "--resume"]
 
-    def start(self) -> subprocess.Popen[bytes]:
-        words = ["predict", str(self.folder / "run"), str(self.folder / "rows.csv"), "-o", str(self.output)]
-        command = [sys.executable, "-m", "budgetformer", *words, "--bad-rows", "skip", "--resume"]
-        return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    def run(self) -> None:
+        """Let it end, in a process that imports everything by itself."""
+        subprocess.run([sys.executable, "-m", *self.words], check=True, capture_output=True)
 
-    def run(self) -> float:
-        """Let it end; seconds until it has begun to score."""
-        began = time.monotonic()
-        child = self.start()
-        self.wait(child, 1)
-        started = time.monotonic() - began
-        if child.wait() != 0:
-            sys.exit(f"{self.output.name}: predict failed with exit code {child.returncode}")
-        return started
+    def kill(self, which: signal.Signals, writes: int, later: float) -> bool:
+        """Start it and send a signal some seconds after so many writes of its progress; whether it came in time."""
+        child = multiprocessing.get_context("fork").Process(target=_forked, args=(self.words,))
+        child.start()
+        self._wait(child, writes)
+        child.join(later)
+        if child.is_alive() and child.pid:
+            os.kill(child.pid, which)
+        child.join()
+        caught = {0, 130} if which is not signal.SIGKILL else {0}
+        ended = self.output.exists()  # when Python ends nobody catches signals
+        if child.exitcode not in caught and not (child.exitcode == -which and (ended or which is signal.SIGKILL)):
+            sys.exit(f"{self.output.name}: exit code {child.exitcode} after {which.name}")
+        return child.exitcode != 0
 
-    def wait(self, child: subprocess.Popen[bytes], writes: int) -> None:
-        """Until it has written its progress so many times, or ended."""
+    def _wait(self, child: ForkProcess, writes: int) -> None:
         last = self._written()
-        while writes and child.poll() is None:
+        while writes and child.is_alive():
             time.sleep(0.005)
             if (now := self._written()) != last:
                 last, writes = now, writes - 1
@@ -62,27 +71,20 @@ class Job:
         except FileNotFoundError:
             return 0
 
-    def kill(self, which: signal.Signals, early: float | None, writes: int, later: float) -> bool:
-        """Start it and send a signal, `early` seconds after the start or a moment after some writes of its progress;
-        whether that came before the end."""
-        child = self.start()
-        try:
-            if early is None:
-                self.wait(child, writes)
-            child.wait(timeout=later if early is None else early)
-        except subprocess.TimeoutExpired:
-            child.send_signal(which)
-        code = child.wait()
-        uncaught = which is signal.SIGKILL or early is not None or self.output.exists()  # Python itself starts or ends
-        if code not in (0, 130) and not (uncaught and code == -which):
-            sys.exit(f"{self.output.name}: exit code {code} after {which.name}")
-        return code != 0
+
+def _forked(words: list[str]) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 1)
+    os.dup2(nowhere, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
+    sys.argv = words
+    command_line()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=100)
-    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--rows", type=int, default=40_000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     rng, kills, outputs = random.Random(options.seed), Counter[str](), Counter[str]()
@@ -93,14 +95,13 @@ def main() -> None:
         with (folder / "rows.csv").open("a") as file:
             file.write("a row,of,too many fields\n")
         for ending in FORMATS:
-            start = Job(folder, f"one-go.{ending}").run()
+            Job(folder, f"one-go.{ending}").run()
         while kills.total() < options.kills:
             ending = FORMATS[outputs.total() % len(FORMATS)]
             killed, one_go = Job(folder, f"killed.{ending}"), Job(folder, f"one-go.{ending}")
             while not killed.output.exists() and kills.total() < options.kills:
                 which = SIGNALS[kills.total() % len(SIGNALS)]
-                early = rng.uniform(0, start) if rng.random() < EARLY else None
-                kills[which.name] += killed.kill(which, early, rng.randint(1, 4), rng.uniform(0, 0.3))
+                kills[which.name] += killed.kill(which, rng.randint(0, 3), rng.uniform(0, 0.5))
             killed.run()
             for path, expected in ((killed.output, one_go.output), (killed.bad, one_go.bad)):
                 if path.read_bytes() != expected.read_bytes():
@@ -116,4 +117,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a fork must not inherit its threads
     main()

@@ -47,9 +47,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         make_data(folder / "data.csv")
-        whole, broken = folder / "whole", folder / "broken"
+        complete, broken = folder / "whole", folder / "broken"
         began = time.monotonic()
-        subprocess.run(command(folder / "data.csv", whole), check=True, capture_output=True)
+        subprocess.run(command(folder / "data.csv", complete), check=True, capture_output=True)
         duration = time.monotonic() - began
         print(f"an unbroken run takes {duration:.0f} s")
         kills = chains = 0
@@ -68,15 +68,15 @@ def main() -> None:
                 steps = sorted(p.name for p in (broken / "checkpoints").glob("step-*"))
                 print(f"  kill {kills}: checkpoints {steps}", flush=True)
                 continue
-            compare(whole, broken)
+            compare(complete, broken)
             chains += 1
             print("  finished with the same weights", flush=True)
             shutil.rmtree(broken)
         print(f"{kills} kills, {chains} finished runs, all bit for bit like the unbroken one")
 
 
-def compare(whole: Path, broken: Path) -> None:
-    a, b = (load_file(run / "checkpoints" / "last" / "model.safetensors") for run in (whole, broken))
+def compare(complete: Path, broken: Path) -> None:
+    a, b = (load_file(run / "checkpoints" / "last" / "model.safetensors") for run in (complete, broken))
     if different := [key for key in a if not a[key].equal(b[key])]:
         sys.exit(f"{len(different)} of {len(a)} weights differ, the first is {different[0]}")
 

@@ -50,20 +50,20 @@ def measure(length: int, batch: int = 8, width: int = 768, heads: int = 8) -> di
         )
     dense = {"projections": ms["attention"] - ms["scores"], "scores": ms["scores"], "feed-forward": ms["feed-forward"]}
     share = ms["one head"] / ms["attention"]
-    kept = {part: dense[part] * share for part in ("projections", "scores")}
-    return {"dense": dense, "one head of eight": {**kept, "feed-forward": ms["feed-forward"], "gate": ms["gate"]}}
+    remaining = {part: dense[part] * share for part in ("projections", "scores")}
+    return {"dense": dense, "one head of eight": {**remaining, "feed-forward": ms["feed-forward"], "gate": ms["gate"]}}
 
 
-def draw(found: dict[int, dict[str, dict[str, float]]], path: Path) -> None:
+def draw(result: dict[int, dict[str, dict[str, float]]], path: Path) -> None:
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "layer", "font.size": 10}):
         figure = Figure(figsize=(7.5, 3.2), layout="constrained")
         axes = figure.subplots()
-        for place, (length, bars) in enumerate(found.items()):
-            whole = sum(bars["dense"].values())
+        for place, (length, bars) in enumerate(result.items()):
+            complete = sum(bars["dense"].values())
             for side, (name, parts) in enumerate(bars.items()):
                 left, at = 0.0, -(place * 2.6 + side)
                 for part in PARTS:
-                    value = 100 * parts.get(part, 0.0) / whole
+                    value = 100 * parts.get(part, 0.0) / complete
                     label = part if place == 0 and side == 1 else None
                     axes.barh(at, value, left=left, color=COLOURS[part], label=label, height=0.85)
                     left += value
@@ -81,10 +81,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("docs"))
     output = parser.parse_args().output
-    found = {length: measure(length) for length in LENGTHS}
-    (output / "layer.json").write_text(json.dumps({"ms": found, "environment": environment()}, indent=2) + "\n")
-    draw(found, output / "layer.svg")
-    for length, bars in found.items():
+    result = {length: measure(length) for length in LENGTHS}
+    (output / "layer.json").write_text(json.dumps({"ms": result, "environment": environment()}, indent=2) + "\n")
+    draw(result, output / "layer.svg")
+    for length, bars in result.items():
         for name, parts in bars.items():
             print(length, name, {part: round(value, 2) for part, value in parts.items()})
 

@@ -126,9 +126,9 @@ class TestRows:
         self.tokenizer = load_tokenizer(self.runs / "start", offline=True)
         labels = open_data(source(options, dataset)).labels
         data = replace(opened(options, dataset), labels=labels)
-        whole = encode_split(data.splits["test"], data, self.tokenizer, LENGTH.get(dataset, 128))
-        self.rows = some_rows(whole, options.test_rows)
-        self.all, self.encoded = len(whole), whole.select(self.rows)
+        complete = encode_split(data.splits["test"], data, self.tokenizer, LENGTH.get(dataset, 128))
+        self.rows = some_rows(complete, options.test_rows)
+        self.all, self.encoded = len(complete), complete.select(self.rows)
 
     def point(self, model: Any, dial: str, name: str | None = None) -> dict[str, Any]:
         """What the model scored and executed, and its differences from the dense models, row by row."""
@@ -170,22 +170,22 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     test = TestRows(options, dataset, seed)
     shares = [f"{share:g}" for share in options.shares]
     if method in ("start", "dense"):
-        found = [test.point(Model.from_pretrained(runs / method), "full", method)]
+        result = [test.point(Model.from_pretrained(runs / method), "full", method)]
     elif method == "frozen":
         model = Model.from_pretrained(runs / "budgeted")
-        found = [test.point(model.freeze(float(s)), "learned") | {"dial": f"frozen:{s}"} for s in shares]
+        result = [test.point(model.freeze(float(s)), "learned") | {"dial": f"frozen:{s}"} for s in shares]
     elif method in ("michel", "untrained"):
         start = Model.from_pretrained(runs / ("dense" if (runs / "dense").exists() else "start"))
         pruned, rows = retrofit(start.plain().eval(), gates={"kind": "order"}), open_data(data)
         seen = encode_split(rows.splits["train"], rows, test.tokenizer, LENGTH.get(dataset, 128))
         sample = sample_batches(seen, pruned, rows=1024)
         rank_heads(pruned, sample, ranking="random" if method == "untrained" else "importance", seed=seed)
-        found = [test.point(pruned, f"mean:{s}") for s in shares]
+        result = [test.point(pruned, f"mean:{s}") for s in shares]
     else:
         mode = "fixed" if method == "paper" else "mean"
         model = Model.from_pretrained(runs / method)
-        found = [test.point(model, dial) for dial in (*(f"{mode}:{s}" for s in shares), *options.also)]
-    return {"points": found, "training_seconds": trained}
+        result = [test.point(model, dial) for dial in (*(f"{mode}:{s}" for s in shares), *options.also)]
+    return {"points": result, "training_seconds": trained}
 
 
 def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
@@ -217,7 +217,7 @@ def run(options: argparse.Namespace) -> None:
                 if file.exists():
                     continue
                 began = time.monotonic()
-                found = cell(options, dataset, method, seed)
+                result = cell(options, dataset, method, seed)
                 facts = {
                     "dataset": dataset,
                     "method": method,
@@ -228,7 +228,7 @@ def run(options: argparse.Namespace) -> None:
                     "dropout": options.dropout,
                 }
                 more = {"seconds": time.monotonic() - began, "environment": environment()}
-                write_text(file, json.dumps({**facts, **found, **more}, indent=2) + "\n")
+                write_text(file, json.dumps({**facts, **result, **more}, indent=2) + "\n")
                 print(file, flush=True)
 
 
@@ -256,7 +256,7 @@ def clock(options: argparse.Namespace) -> None:
                     out = model(ids, token_type_ids=types, budget=f"mean:{share}")
                     heads = torch.stack([a.heads for a in out.allocations]).float().mean()
                     executed[f"mean:{share:g}"] = float(heads / model.config.num_attention_heads)
-                ways = {"model": whole(plain, model, frozen, ids, types, options.shares),
+                ways = {"model": complete(plain, model, frozen, ids, types, options.shares),
                         "attention": blocks(plain, model, ids, types, options.shares)}  # fmt: skip
                 for what, rivals in ways.items():
                     ms = take_turns(rivals, seconds=options.seconds)
@@ -276,7 +276,7 @@ def clock(options: argparse.Namespace) -> None:
         write_text(results / f"time-{dataset}.json", json.dumps(out, indent=2) + "\n")
 
 
-def whole(
+def complete(
     plain: Any, model: Any, frozen: dict[str, Any], ids: torch.Tensor, types: torch.Tensor, shares: list[float]
 ) -> dict[str, Any]:
     """The ways to run the whole model: Hugging Face's own, which uses SDPA, and ours."""
@@ -293,12 +293,12 @@ def blocks(plain: Any, model: Model, ids: torch.Tensor, types: torch.Tensor, sha
     states = inputs_of(theirs, lambda: plain(ids, token_type_ids=types))
 
     def way(share: float) -> Any:
-        mine = inputs_of(ours, lambda: model(ids, token_type_ids=types, budget=f"mean:{share}"))
+        block_inputs = inputs_of(ours, lambda: model(ids, token_type_ids=types, budget=f"mean:{share}"))
         cuts = resolve_budget(Dial("mean", share), model.order, None, model.config.gates["threshold_offsets"])
 
         def run() -> None:
             budgets = Budgets(None, 1.0, cuts)
-            for block, x in zip(ours, mine, strict=True):
+            for block, x in zip(ours, block_inputs, strict=True):
                 block(x, budgets=budgets)
 
         return run
@@ -309,12 +309,12 @@ def blocks(plain: Any, model: Model, ids: torch.Tensor, types: torch.Tensor, sha
 
 def inputs_of(modules: list[Any], call: Any) -> list[torch.Tensor]:
     """What each module is given first while `call` runs."""
-    found: list[torch.Tensor] = []
-    hooks = [m.register_forward_pre_hook(lambda _, given: found.append(given[0])) for m in modules]
+    result: list[torch.Tensor] = []
+    hooks = [m.register_forward_pre_hook(lambda _, inputs: result.append(inputs[0])) for m in modules]
     call()
     for hook in hooks:
         hook.remove()
-    return found
+    return result
 
 
 def cells(results: Path) -> Iterator[dict[str, Any]]:
@@ -344,15 +344,15 @@ def dials(method: str, at: list[Any]) -> list[str]:
 def plot(options: argparse.Namespace) -> None:
     """All data sets in one figure, accuracy against executed attention FLOPs and against time; and two tables."""
     results = Path(options.results)
-    found = list(cells(results))
-    names = [name for name in LENGTH if any(c["dataset"] == name for c in found)]
+    result = list(cells(results))
+    names = [name for name in LENGTH if any(c["dataset"] == name for c in result)]
     with canvas("curve", "accuracy against executed FLOPs and time", (4.2 * len(names), 6.8)) as (figure, svg):
         for panel, dataset in enumerate(names):
             above, below = (figure.add_subplot(2, len(names), panel + 1 + row * len(names)) for row in (0, 1))
             times = relative_times(results, dataset)
             for method in METHODS:
-                mine = [c["points"] for c in found if c["dataset"] == dataset and c["method"] == method]
-                at = list(zip(*mine, strict=True))
+                points = [c["points"] for c in result if c["dataset"] == dataset and c["method"] == method]
+                at = list(zip(*points, strict=True))
                 y = [100 * mean(p["value"] for p in same) for same in at]
                 if method in LINES and y:
                     for axes in (above, below):
@@ -370,8 +370,8 @@ def plot(options: argparse.Namespace) -> None:
             below.set_xlabel("time of the whole model, share of dense")
             for axes in (above, below):
                 axes.set_ylabel("test accuracy, %")
-        told = (axes.get_legend_handles_labels() for axes in figure.axes)
-        shown = {label: handle for pair in told for handle, label in zip(*pair, strict=True)}
+        legends = (axes.get_legend_handles_labels() for axes in figure.axes)
+        shown = {label: handle for pair in legends for handle, label in zip(*pair, strict=True)}
         figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4)
     file = results / "curve.svg"
     write_text(file, standalone(svg[0]))
@@ -379,8 +379,8 @@ def plot(options: argparse.Namespace) -> None:
     print("| data set | method | dial | accuracy, % | minus start, points | k/H | attention FLOPs | all FLOPs |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for dataset, method in itertools.product(names, METHODS):
-        mine = [c["points"] for c in found if c["dataset"] == dataset and c["method"] == method]
-        for same in zip(*mine, strict=True):
+        points = [c["points"] for c in result if c["dataset"] == dataset and c["method"] == method]
+        for same in zip(*points, strict=True):
             values = ", ".join(f"{100 * p['value']:.2f}" for p in same)
             gains = ", ".join(f"{100 * p['versus_start']['value']:+.2f}" for p in same if "versus_start" in p)
             costs = [f"{mean(p[k] for p in same):.3f}" if k in same[0] else "" for k in COSTS]

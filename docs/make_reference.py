@@ -53,11 +53,11 @@ def _signature(thing: Any) -> str:
     """Names and defaults; of a class that inherits dozens of parameters only its own."""
     if not callable(thing) or (isinstance(thing, type) and issubclass(thing, Exception)):
         return ""
-    own = list(inspect.signature(thing).parameters.values())
-    if len(own) > 20 and isinstance(thing, type):
+    ours = list(inspect.signature(thing).parameters.values())
+    if len(ours) > 20 and isinstance(thing, type):
         inherited = inspect.signature(thing.__mro__[1]).parameters
-        own = [p for p in own if p.name not in inherited]
-    return str(inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in own]))
+        ours = [p for p in ours if p.name not in inherited]
+    return str(inspect.Signature([p.replace(annotation=inspect.Parameter.empty) for p in ours]))
 
 
 def _first_paragraph(thing: Any) -> str:

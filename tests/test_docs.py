@@ -89,11 +89,11 @@ class World:
         self.server = subprocess.Popen(started, stderr=subprocess.PIPE, text=True, cwd=self.folder)
         assert self.server.stderr is not None
         said = ""
-        while not (found := re.search(r"http://([\w.]+:\d+)", said)):
+        while not (result := re.search(r"http://([\w.]+:\d+)", said)):
             line = self.server.stderr.readline()
             assert line, f"the service ended: {said}"
             said += line
-        self.address = found[1]
+        self.address = result[1]
 
     def stop(self) -> None:
         if self.server:

@@ -137,10 +137,10 @@ def test_rows_come_back_in_their_order() -> None:
 def test_shares_of_the_work_add_up_to_the_whole() -> None:
     model = BudgetFormerForSequenceClassification(config())
     data = encoded([4] * 7 + [9] * 5, np.zeros(12, np.int32))
-    whole = score(engine(model, 16), data)
+    complete = score(engine(model, 16), data)
     parts = [score(engine(model, 16), data, share=(i, 3)) for i in range(3)]
-    np.testing.assert_array_equal(sum(p.logits for p in parts), whole.logits)
-    np.testing.assert_array_equal(sum(p.heads for p in parts), whole.heads)
+    np.testing.assert_array_equal(sum(p.logits for p in parts), complete.logits)
+    np.testing.assert_array_equal(sum(p.heads for p in parts), complete.heads)
 
 
 def test_evaluation_is_json_and_heeds_the_dial() -> None:

@@ -58,13 +58,13 @@ def room(file: Path) -> str:
 def imports(file: Path, *, module_level: bool) -> set[str]:
     tree = ast.parse(file.read_text(encoding="utf-8"))
     nodes = tree.body if module_level else list(ast.walk(tree))
-    found = set()
+    result = set()
     for node in nodes:
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            result |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
+            result |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return result
 
 
 def test_imports_point_downwards() -> None:
@@ -196,6 +196,16 @@ def test_importing_the_package_changes_nothing() -> None:
         "print(json.dumps([before == after, [m for m in heavy if m in sys.modules]]))"
     )
     assert in_fresh_python(state) == [True, []]
+
+
+def test_variables_are_named_by_what_they_hold() -> None:
+    vague = {"found", "own", "given", "kept", "mine", "whole", "wanted", "told"}
+    names = []
+    for file in [*SOURCE.rglob("*.py"), *(Path(__file__).parents[1] / "reproduction").rglob("*.py")]:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = node.arg if isinstance(node, ast.arg) else node.id if isinstance(node, ast.Name) else ""
+            names += [f"{file.name}:{node.lineno} {name}"] if name.strip("_") in vague else []  # type: ignore[attr-defined]
+    assert names == []
 
 
 def test_files_are_short() -> None:

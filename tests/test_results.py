@@ -50,11 +50,11 @@ def test_the_retrofit_benchmark_runs_every_kind_of_method_once(
     written = [str(tmp_path / "results" / f"imdb-{method}-0.json") for method in methods]
     assert benchmark(*run) == written
     assert benchmark(*run) == []  # what is there is not done again
-    found = {m: json.loads(Path(file).read_text())["points"] for m, file in zip(methods, written, strict=True)}
-    (start,), (floor,) = found.pop("start"), found.pop("tfidf")
+    result = {m: json.loads(Path(file).read_text())["points"] for m, file in zip(methods, written, strict=True)}
+    (start,), (floor,) = result.pop("start"), result.pop("tfidf")
     assert (start["rows"], start["k_over_h"]) == (80, 1.0)
     assert floor["value"] > 0.9  # a word decides
-    for method, points in found.items():
+    for method, points in result.items():
         assert [p["dial"].partition(":")[2] for p in points[:2]] == ["0.25", "0.5"]
         assert [p["k_over_h"] for p in points[:2]] == pytest.approx([0.25, 0.5], abs=0.1 if method == "budgeted" else 0)
         for p in points:
@@ -63,4 +63,4 @@ def test_the_retrofit_benchmark_runs_every_kind_of_method_once(
     timed = json.loads((tmp_path / "results" / "time-imdb.json").read_text())["rows"]
     assert set(timed[0]["speedup"]) == {"mean:0.25", "mean:0.5", "frozen:0.25", "frozen:0.5"}
     rows = [line for line in benchmark("plot", *folders[:2]) if line.startswith("| imdb")]
-    assert len(rows) == len([p for points in found.values() for p in points]) + 2 + len(timed)
+    assert len(rows) == len([p for points in result.values() for p in points]) + 2 + len(timed)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,9 +19,9 @@ from budgetformer.data.tokens import truncating_tokenizer
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.scores import model_shape, probabilities_of
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.errors import ModelError, UsageError
+from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import read_json
+from budgetformer.runs.files import named_read_errors, read_json
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 MAP_BYTES = 1_500_000  # of all attention maps in one file, after base64
+_REMEDY = "delete it, or train the run again"
 _SLOT = '<script id="data" type="application/json">null</script>'
 
 
@@ -186,9 +186,9 @@ def describe(config: BudgetFormerConfig, folder: Path) -> str:
         chooses = "This model runs the same heads for every text, and never computes the rest."
     if not (file := folder / "evaluation.json").exists():
         return chooses
-    results = read_json(file, "train the run again, or delete the file")
-    result = results["test"] or results["validation"]
-    with _readable(file):
+    results = read_json(file, _REMEDY)
+    with named_read_errors(file, _REMEDY):
+        result = results["test"] or results["validation"]
         least, most = (int(result["budget"]["heads_per_text"][name]) for name in ("least", "most"))
         mean, texts = float(result["budget"]["k_over_h"]) * every, f"its {int(result['rows'])} {result['split']} texts"
     if least < most:
@@ -200,18 +200,9 @@ def stored_examples(folder: Path) -> list[dict[str, str | None]]:
     """Texts of the user's data that were stored with a run; none where training was told not to."""
     if not (file := folder / "examples.json").exists():
         return []
-    rows = read_json(file, "delete it")["examples"]
-    with _readable(file):
+    rows = read_json(file, _REMEDY)["examples"]
+    with named_read_errors(file, _REMEDY):
         return [{"text": str(row["text"]), "text_pair": row["text_pair"] and str(row["text_pair"])} for row in rows]
-
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    """Values of the wrong kind in a JSON file become an error that names it."""
-    try:
-        yield
-    except (TypeError, ValueError) as error:
-        raise ModelError(f"{file} cannot be read ({error}): delete it, or train the run again") from None
 
 
 def slider(budget: str | Dial | None, heads: int) -> tuple[list[str], int]:

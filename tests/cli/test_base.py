@@ -53,10 +53,10 @@ def test_the_dial_is_settled_on_the_model_that_is_kept(keep: str, reviews: Path,
     assert command("train", reviews, "--base", base, "-o", tmp_path / "run", *few) == 0
     opened = Run.open(tmp_path / "run")
     model, record = opened.model, opened.record
-    kept, best = (record["training"][name] for name in ("kept_epoch", "best_epoch"))
+    remaining, best = (record["training"][name] for name in ("kept_epoch", "best_epoch"))
     assert best < 3
-    assert kept == (best if keep == "best" else 3)
-    assert model.config.training_progress == kept / 3
+    assert remaining == (best if keep == "best" else 3)
+    assert model.config.training_progress == remaining / 3
     data = open_data(DataSource(str(reviews), validation=str(tmp_path / "v.csv")))
     table = encode_split(data.splits["train"], data, opened.tokenizer, 16)
     for share in (0.25, 0.5, 0.75):
@@ -124,8 +124,8 @@ def test_frozen_models(run: Path, reviews: Path, tmp_path: Path, capsys: pytest.
     assert "6 of 12 heads" in (said := capsys.readouterr().out)
     assert "loads with budgetformer only" in said
     assert command("eval", tmp_path / "half", reviews, "--json") == 0
-    found = json.loads(capsys.readouterr().out)["evaluations"][0]
-    assert found["budget"]["k_over_h"] == pytest.approx(0.5)
+    result = json.loads(capsys.readouterr().out)["evaluations"][0]
+    assert result["budget"]["k_over_h"] == pytest.approx(0.5)
     assert command("export", run, "--format", "torch", "--budget", "1", "-o", tmp_path / "whole") == 0
     assert "an ordinary bert" in capsys.readouterr().out
     ordinary = AutoModelForSequenceClassification.from_pretrained(tmp_path / "whole")

@@ -198,8 +198,8 @@ def ending(signal_number: int, at: int) -> Callable[[], None]:
 
 def test_killed_or_interrupted_runs_resume_to_the_same_weights(reviews: Path, tmp_path: Path) -> None:
     arguments = ["train", str(reviews), *SMALL, "--set", "checkpoint_minutes=0.0001"]
-    whole, broken = tmp_path / "whole", tmp_path / "broken"
-    assert forked(*arguments, "-o", whole).returncode == 0
+    complete, broken = tmp_path / "whole", tmp_path / "broken"
+    assert forked(*arguments, "-o", complete).returncode == 0
     killed = forked(*arguments, "-o", broken, before=ending(signal.SIGKILL, 7))
     assert killed.returncode == -signal.SIGKILL
     stopped = forked(*arguments, "-o", broken, "--resume", before=ending(signal.SIGINT, 13))
@@ -208,10 +208,10 @@ def test_killed_or_interrupted_runs_resume_to_the_same_weights(reviews: Path, tm
     assert json.loads((broken / "run.json").read_text())["status"] == "interrupted"
     finished = forked(*arguments, "-o", broken, "--resume")
     assert finished.returncode == 0, finished.stderr
-    a, b = (load_file(folder / "model.safetensors") for folder in (whole, broken))
+    a, b = (load_file(folder / "model.safetensors") for folder in (complete, broken))
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
     for file in ("evaluation.json", "tokenizer.json"):
-        assert (whole / file).read_text() == (broken / file).read_text()
+        assert (complete / file).read_text() == (broken / file).read_text()
 
 
 def test_a_changed_data_file_is_refused_on_resume(reviews: Path, tmp_path: Path) -> None:

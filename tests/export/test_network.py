@@ -158,8 +158,8 @@ def test_only_the_chosen_pairs_are_projected(dial: str, tmp_path: Path) -> None:
         if event.get("cat") == "Node" and "MatMul" in event["args"].get("op_name", "")
     ]
     by_head = sum(shape[0] for shape in shapes if shape[-1] == 3 * 4)  # Q, K and V of one head for some samples
-    whole = sum(shape[0] for shape in shapes if shape[-1] == 3 * 16)
-    assert (by_head, whole) == ((0, 2 * 6) if dial == "full" else (heads.sum(), 0))
+    complete = sum(shape[0] for shape in shapes if shape[-1] == 3 * 16)
+    assert (by_head, complete) == ((0, 2 * 6) if dial == "full" else (heads.sum(), 0))
 
 
 def test_no_sum_can_be_lost_between_threads() -> None:

@@ -24,9 +24,9 @@ def batches(kind: type = dict) -> list[Any]:
 
 def test_batches_are_mappings_or_objects_from_any_iterable() -> None:
     orders = []
-    for given in (batches(), batches(SimpleNamespace), iter(batches())):
+    for inputs in (batches(), batches(SimpleNamespace), iter(batches())):
         model = retrofit(tiny("bert"))
-        rank_heads(model, given)
+        rank_heads(model, inputs)
         calibrate_thresholds(model, iter(batches()))
         orders.append(model.order.detach().clone())
         assert model.config.gates["threshold_offsets"]

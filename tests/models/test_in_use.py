@@ -50,9 +50,9 @@ def test_it_is_served_with_its_own_dial(run: Path) -> None:
     table = engine.encode([("a superb story of town", None)])
     half, every = (next(engine.answers(table, dial))["heads"]["used"] for dial in (engine.budget, Dial("full")))
     assert half < every == engine.possible
-    told = engine.explainer.explain("a superb story of town", budget=engine.budget)
-    assert sum(layer["k"] for layer in told["layers"]) == half
-    assert told["flops"]["used"] < told["flops"]["dense"]
+    explanation = engine.explainer.explain("a superb story of town", budget=engine.budget)
+    assert sum(layer["k"] for layer in explanation["layers"]) == half
+    assert explanation["flops"]["used"] < explanation["flops"]["dense"]
     shown = engine.explainer.attention("a superb story of town", None, 1, 2, engine.budget)
     assert sum(shown["map"][0]) == pytest.approx(1, abs=0.01)
 

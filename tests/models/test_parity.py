@@ -62,9 +62,9 @@ def test_selective_execution_equals_the_definition(kind: str, budget: str, way: 
             expected = model(ids, mask, budget=budget)
         torch.manual_seed(1)
         with patch.object(selective, "_CPU", cheap), patch.object(selective, "cheapest", lambda *a: way):
-            found = model(ids, mask, budget=budget)
-    torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
-    assert all((a.active == b.active).all() for a, b in zip(found.allocations, expected.allocations, strict=True))
+            result = model(ids, mask, budget=budget)
+    torch.testing.assert_close(result.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    assert all((a.active == b.active).all() for a, b in zip(result.allocations, expected.allocations, strict=True))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -98,5 +98,5 @@ def test_attention_maps_can_be_asked_for() -> None:
             expected = original(ids, attention_mask=mask, output_attentions=True).attentions
             maps = retrofit(original)(ids, mask, output_attentions=True).attentions
         real = mask[:, None, :, None].bool()
-        for layer, found in maps.items():
-            torch.testing.assert_close(found * real, expected[layer] * real, atol=1e-5, rtol=1e-5)
+        for layer, result in maps.items():
+            torch.testing.assert_close(result * real, expected[layer] * real, atol=1e-5, rtol=1e-5)

@@ -64,16 +64,16 @@ def test_every_parameter_learns_and_a_price_and_a_teacher_join_the_loss() -> Non
     assert set(out.loss_parts) == {"task", "target", "cost", "distill"}
     out.loss.backward()
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
-    own = model(ids, mask, LABELS, progress=0.5, teacher_logits=model.eval()(ids, mask, budget="full").logits)
-    assert "distill" in own.loss_parts
+    ours = model(ids, mask, LABELS, progress=0.5, teacher_logits=model.eval()(ids, mask, budget="full").logits)
+    assert "distill" in ours.loss_parts
 
 
 @pytest.mark.parametrize(("task", "labels"), [("regression", 1), ("multi_label_classification", 3)])
 def test_other_tasks_learn_from_a_teacher_too(task: str, labels: int) -> None:
     model = retrofit(tiny("bert", num_labels=labels, problem_type=task)).train()
     ids, mask = ragged()
-    wanted = torch.rand(5) if labels == 1 else torch.ones(5, 3)
-    out = model(ids, mask, wanted, teacher_logits=torch.randn(5, labels))
+    expected = torch.rand(5) if labels == 1 else torch.ones(5, 3)
+    out = model(ids, mask, expected, teacher_logits=torch.randn(5, labels))
     assert out.loss_parts["distill"] > 0
 
 
@@ -113,19 +113,19 @@ def test_importance_is_the_gradient_by_a_heads_weight() -> None:
     importance = rank_heads(model, batches(data))
     core = model.base.bert.encoder.layer[1].attention.self.core
     d = core.out.weight.shape[0] // HEADS
-    found, kept = [], core.out.weight.detach().clone()
+    result, remaining = [], core.out.weight.detach().clone()
     for head in range(HEADS):
         losses = []
         for step in (1e-2, -1e-2):
             with torch.no_grad():
-                core.out.weight.copy_(kept)
+                core.out.weight.copy_(remaining)
                 core.out.weight[:, head * d : (head + 1) * d] *= 1 + step
                 rows = [torch.from_numpy(row)[None].long() for row in np.split(data.tokens, data.offsets[1:-1])]
                 logits = torch.cat([model(row, budget="full").logits for row in rows])
                 losses.append(torch.nn.functional.cross_entropy(
                     logits, torch.from_numpy(data.labels).long(), reduction="none"))  # fmt: skip
-        found.append(((losses[0] - losses[1]) / 2e-2).abs().sum())
-    expected = torch.stack(found)
+        result.append(((losses[0] - losses[1]) / 2e-2).abs().sum())
+    expected = torch.stack(result)
     torch.testing.assert_close(
         importance[1] / importance[1].norm(), expected / expected.norm(), atol=5e-3, rtol=5e-3
     )  # fmt: skip
@@ -157,9 +157,9 @@ def test_a_frozen_model_is_the_static_order_cut(kind: str, tmp_path: Path) -> No
         again = Model.from_pretrained(tmp_path / str(budget)).eval()
         with torch.no_grad():
             expected = model(ids, mask, budget=f"fixed:{budget}")
-            found = again(ids, mask)
-        torch.testing.assert_close(found.logits, expected.logits, atol=1e-5, rtol=1e-5)
-        assert sum(int(a.heads[0]) for a in found.allocations) == int(budget * LAYERS * HEADS)
+            result = again(ids, mask)
+        torch.testing.assert_close(result.logits, expected.logits, atol=1e-5, rtol=1e-5)
+        assert sum(int(a.heads[0]) for a in result.allocations) == int(budget * LAYERS * HEADS)
     assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in model.parameters())
 
 
@@ -293,9 +293,9 @@ def test_the_real_minilm_is_the_originals_too() -> None:
     with torch.no_grad():
         expected = original(ids, attention_mask=mask.long()).logits
         hidden = original.bert(ids, attention_mask=mask.long()).last_hidden_state.std()
-        found = retrofit(original)(ids, mask).logits
+        result = retrofit(original)(ids, mask).logits
     assert hidden > 0.1
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result, expected, atol=1e-5, rtol=1e-5)
 
 
 def test_the_mean_input_follows_training_and_stays_at_evaluation() -> None:

@@ -97,8 +97,8 @@ def test_a_budget_that_counts_heads_learns_what_one_head_more_would_do(keep_top:
     s = torch.tensor([0.5], requires_grad=True)
     allocation = allocate(s, P, Selection(budget_as="count"), keep_top=keep_top)
     assert allocation.weights is not None
-    wanted = torch.tensor([[0.0, 1.0, 0.0, 0.0]])  # the third head by relevance, just outside of the two
-    (gradient,) = torch.autograd.grad((allocation.weights * wanted).sum(), s)
+    expected = torch.tensor([[0.0, 1.0, 0.0, 0.0]])  # the third head by relevance, just outside of the two
+    (gradient,) = torch.autograd.grad((allocation.weights * expected).sum(), s)
     assert gradient.item() > 0
 
 
@@ -204,11 +204,13 @@ def test_noise_is_for_training_only_and_fades() -> None:
 
 
 @pytest.mark.parametrize(
-    ("topk_from", "progress", "kept"), [(None, 1.0, 4), (0.0, 0.0, 2), (0.6, 0.5, 4), (0.6, 0.6, 2)]
+    ("topk_from", "progress", "remaining"), [(None, 1.0, 4), (0.0, 0.0, 2), (0.6, 0.5, 4), (0.6, 0.6, 2)]
 )
-def test_top_k_in_training_starts_at_the_chosen_progress(topk_from: float | None, progress: float, kept: int) -> None:
+def test_top_k_in_training_starts_at_the_chosen_progress(
+    topk_from: float | None, progress: float, remaining: int
+) -> None:
     allocator = learned_with_scores([0.0, 1.0, 2.0, 3.0], topk_from=topk_from).train()
-    assert allocator(torch.ones(1, 3, 2), None, progress).active.sum() == kept
+    assert allocator(torch.ones(1, 3, 2), None, progress).active.sum() == remaining
 
 
 def test_all_heads_is_the_standard_transformer() -> None:

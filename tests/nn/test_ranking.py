@@ -36,18 +36,18 @@ def test_a_share_of_all_heads_is_kept_by_the_global_order(share: float, seed: in
     active = allocated(made, f"mean:{share}")
     assert (active.sum(dim=(1, 2)) == int(share * LAYERS * HEADS + 1e-6)).all()
     scores = torch.stack([g.score for g in made]).detach()
-    kept = active[0]
-    if kept.any() and not kept.all():
-        assert scores[kept].min() > scores[~kept].max()
+    remaining = active[0]
+    if remaining.any() and not remaining.all():
+        assert scores[remaining].min() > scores[~remaining].max()
 
 
 @given(share=st.floats(0, 1), seed=st.integers(0, 99))
 def test_fixed_is_exact_for_every_input_and_max_a_ceiling(share: float, seed: int) -> None:
     torch.manual_seed(seed)
     made = gates(per_input=0.5)
-    wanted = int(share * LAYERS * HEADS + 1e-6)
-    assert (allocated(made, f"fixed:{share}").sum(dim=(1, 2)) == wanted).all()
-    assert (allocated(made, f"max:{share}").sum(dim=(1, 2)) <= wanted).all()
+    expected = int(share * LAYERS * HEADS + 1e-6)
+    assert (allocated(made, f"fixed:{share}").sum(dim=(1, 2)) == expected).all()
+    assert (allocated(made, f"max:{share}").sum(dim=(1, 2)) <= expected).all()
 
 
 def test_inputs_differ_in_their_number_of_heads_and_a_layer_may_get_none() -> None:

@@ -111,8 +111,8 @@ def test_gradients_equal_the_definitions(way: Way, case: dict[str, Any]) -> None
         for y in (way(attention, x, mask, active, weights), definition(attention, x, mask, weights))
     )
     used = torch.where(active, theirs[1], 0)  # a head that is not computed tells nothing about its weight
-    for got, wanted in zip(ours, (theirs[0], used, *theirs[2:]), strict=True):
-        torch.testing.assert_close(got, wanted, atol=2e-5, rtol=1e-4)
+    for got, expected in zip(ours, (theirs[0], used, *theirs[2:]), strict=True):
+        torch.testing.assert_close(got, expected, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize(

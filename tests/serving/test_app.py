@@ -29,25 +29,25 @@ def play(scene: Scene, engine: ToyEngine | None = None, settings: Settings = SMA
 
 def post(body: Any, engine: ToyEngine | None = None, path: str = "/predict", **more: Any) -> tuple[int, Any]:
     """The answer to one body, given as bytes or as an object."""
-    found: list[Any] = []
+    result: list[Any] = []
 
     async def scene(client: Client) -> None:
         raw = body if isinstance(body, bytes | list) else json.dumps(body).encode()
         status, _, answer = await client.send("POST", path, raw, **more)
-        found.extend((status, json.loads(answer)))
+        result.extend((status, json.loads(answer)))
 
     play(scene, engine)
-    return found[0], found[1]
+    return result[0], result[1]
 
 
 def get(path: str, engine: ToyEngine | None = None, **more: Any) -> tuple[int, dict[str, str], bytes]:
-    found: list[tuple[int, dict[str, str], bytes]] = []
+    result: list[tuple[int, dict[str, str], bytes]] = []
 
     async def scene(client: Client) -> None:
-        found.append(await client.send("GET", path, **more))
+        result.append(await client.send("GET", path, **more))
 
     play(scene, engine)
-    return found[0]
+    return result[0]
 
 
 def good(tokens: int = 2) -> dict[str, Any]:
@@ -150,8 +150,8 @@ WRONG = [
 @pytest.mark.parametrize(("body", "status", "code", "message"), WRONG)
 def test_a_wrong_body_is_refused_in_one_form(body: Any, status: int, code: str, message: str) -> None:
     raw = json.dumps(body).encode() if isinstance(body, list) else body
-    found, answer = post(raw)
-    assert found == status
+    result, answer = post(raw)
+    assert result == status
     assert set(answer) == {"error"}
     assert set(answer["error"]) == {"code", "message", "hint"}
     assert answer["error"]["code"] == code
@@ -175,8 +175,8 @@ def test_a_large_body_is_refused_while_it_is_read(declared: bool) -> None:
     headers = {"content-length": "1012"} if declared else {"transfer-encoding": "chunked"}
 
     async def scene(client: Client) -> None:
-        status, found, answer = await client.send("POST", "/predict", chunks, headers)
-        assert (status, found["connection"]) == (413, "close")
+        status, result, answer = await client.send("POST", "/predict", chunks, headers)
+        assert (status, result["connection"]) == (413, "close")
         assert json.loads(answer)["error"]["code"] == "body_too_large"
         assert "400 bytes" in json.loads(answer)["error"]["message"]
 

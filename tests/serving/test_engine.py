@@ -147,9 +147,9 @@ async def looked_at(client: Client) -> None:
         assert name in headers["content-security-policy"]
     text = {"text": TEXTS[0], "budget": "max:0.5"}
     (predicted,) = (await client.json("/predict", text))[1]["predictions"]
-    status, told = await client.json("/explain", text)
-    assert (status, told["label"], told["dial"]) == (200, predicted["label"], "max:0.5")
-    assert sum(layer["k"] for layer in told["layers"]) == predicted["heads"]["used"]
+    status, explanation = await client.json("/explain", text)
+    assert (status, explanation["label"], explanation["dial"]) == (200, predicted["label"], "max:0.5")
+    assert sum(layer["k"] for layer in explanation["layers"]) == predicted["heads"]["used"]
     status, seen = await client.json("/attention", {**text, "layer": 1, "head": 3})
     assert (status, seen["layer"], seen["head"], len(seen["map"])) == (200, 1, 3, predicted["tokens"])
     for path, body, code in (
@@ -165,5 +165,5 @@ async def looked_at(client: Client) -> None:
         status, answer = await client.json(path, body)
         assert (status, answer["error"]["code"]) == (422, code)
     schema = json.loads((await client.send("GET", "/openapi.json"))[2])
-    assert set(schema["components"]["schemas"]["Explanation"]["required"]) == set(told)
+    assert set(schema["components"]["schemas"]["Explanation"]["required"]) == set(explanation)
     assert set(schema["components"]["schemas"]["AttentionMap"]["required"]) == set(seen)

@@ -26,24 +26,24 @@ from budgetformer.runs.run import Run
 @pytest.mark.parametrize("dial", ["learned", "max:0.25", "fixed:0.5", "full"])
 def test_it_tells_what_the_model_did(dial: str, tmp_path: Path) -> None:
     model, tokenizer = small()
-    told = Explainer(model, tokenizer).explain(TEXTS[0], budget=dial)
+    explanation = Explainer(model, tokenizer).explain(TEXTS[0], budget=dial)
     ids = torch.tensor([tokenizer(TEXTS[0])["input_ids"]])
     with torch.inference_mode():
         out = model(ids, budget=dial)
-    assert told["dial"] == dial
-    assert list(told["probabilities"].values()) == pytest.approx(out.logits.softmax(-1)[0].tolist(), abs=6e-7)
-    assert told["label"] == max(told["probabilities"], key=told["probabilities"].get)
-    for layer, allocation in zip(told["layers"], out.allocations, strict=True):
+    assert explanation["dial"] == dial
+    assert list(explanation["probabilities"].values()) == pytest.approx(out.logits.softmax(-1)[0].tolist(), abs=6e-7)
+    assert explanation["label"] == max(explanation["probabilities"], key=explanation["probabilities"].get)
+    for layer, allocation in zip(explanation["layers"], out.allocations, strict=True):
         assert layer["s"] == pytest.approx(float(allocation.budget))
         assert layer["k"] == sum(layer["active"]) == int(allocation.heads)
         assert layer["weights"] == pytest.approx(allocation.weights[0].tolist())
         assert layer["relevance"] == pytest.approx(allocation.relevance[0].tolist())
     cost = cost_of(Run.open(write_run(tmp_path / "run")).scorer(dial).score(TEXTS[:1]), model.config)
-    flops = told["flops"]
+    flops = explanation["flops"]
     assert flops["used"] == cost["flops_per_text"]
     assert flops["used"] / flops["dense"] == pytest.approx(cost["flops_ratio"])
     assert flops["attention_used"] / flops["attention_dense"] == pytest.approx(cost["attention_flops_ratio"])
-    assert json.loads(json.dumps(told)) == told
+    assert json.loads(json.dumps(explanation)) == explanation
 
 
 @pytest.mark.parametrize("dial", ["learned", "max:0.25"])
@@ -66,19 +66,19 @@ def test_tokens_are_as_written_and_training_s_own() -> None:
     assert [part for part in pieces.parts if part is not None] == sorted(p for p in pieces.parts if p is not None)
     encoded = tokenizer("The Train, LOVELY view", "Over \U0001f600", return_tensors="pt")
     assert pieces.ids == encoded["input_ids"][0].tolist()
-    told = Explainer(model, tokenizer).explain("The Train, LOVELY view", "Over \U0001f600")
+    explanation = Explainer(model, tokenizer).explain("The Train, LOVELY view", "Over \U0001f600")
     with torch.inference_mode():
         logits = model(encoded["input_ids"], token_type_ids=encoded["token_type_ids"]).logits
-    assert list(told["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=6e-7)
+    assert list(explanation["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=6e-7)
 
 
 def test_long_texts_are_cut_and_say_so() -> None:
     model, tokenizer = small()
     assert not Explainer(model, tokenizer).explain(TEXTS[2])["cut"]
-    told = Explainer(model, tokenizer, 8).explain(TEXTS[2])
-    assert told["cut"]
-    assert len(told["tokens"]) == 8
-    assert told["tokens"][-1] == "[SEP]"
+    explanation = Explainer(model, tokenizer, 8).explain(TEXTS[2])
+    assert explanation["cut"]
+    assert len(explanation["tokens"]) == 8
+    assert explanation["tokens"][-1] == "[SEP]"
     longest = Explainer(model, tokenizer, 500).explain("lake " * 500)["tokens"]
     assert len(longest) == 128  # the model's positions
 
@@ -155,9 +155,11 @@ def test_a_file_holds_every_position_and_every_map() -> None:
     assert (data["start"], data["maps"]) == (1, "all")
     for one in data["texts"]:
         for dial, place in zip(data["slider"], one["places"], strict=True):
-            stored, told = one["results"][place], Explainer(model, tokenizer).explain(one["text"], budget=dial)
-            assert stored["label"] == told["label"]
-            assert [layer["active"] for layer in stored["layers"]] == [layer["active"] for layer in told["layers"]]
+            stored, explanation = one["results"][place], Explainer(model, tokenizer).explain(one["text"], budget=dial)
+            assert stored["label"] == explanation["label"]
+            assert [layer["active"] for layer in stored["layers"]] == [
+                layer["active"] for layer in explanation["layers"]
+            ]
             n = len(stored["tokens"])
             maps = np.frombuffer(base64.b64decode(stored["maps"]), np.uint8).reshape(2, 4, n, n) / 255
             true = Explainer(model, tokenizer).attention(one["text"], None, 1, 2, dial)["map"]
@@ -220,14 +222,15 @@ def test_the_command_writes_a_page_and_prints_json(tmp_path: Path, capsys: pytes
     capsys.readouterr()
     assert command(*words, "-o", str(file)) == 0
     out, err = capsys.readouterr()
-    assert (out, err) == (f"{file}\n", "")
+    assert out == f"{file}\n"
+    assert err == f"next: open {file} in a browser; for other texts: budgetformer serve {run}\n"
     data = json.loads(file.read_text(encoding="utf-8").split('type="application/json">')[1].split("</script>")[0])
     assert [len(text["results"][0]["tokens"]) for text in data["texts"]][1] == 24
     assert data["info"] == {"labels": ["travel", "film", "money"], "heads": 4, "layers": 2, "max_tokens": 24}
     assert command(*words, "--budget", "fixed:0.5", "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["dial"] == "fixed:0.5"
-    assert told["compare"]["cut"]
+    explanation = json.loads(capsys.readouterr().out)
+    assert explanation["dial"] == "fixed:0.5"
+    assert explanation["compare"]["cut"]
 
 
 def test_two_long_texts_stay_below_two_megabytes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

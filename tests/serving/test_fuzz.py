@@ -18,7 +18,9 @@ schemathesis = pytest.importorskip("schemathesis", reason="needs schemathesis: p
 checks = schemathesis.checks
 
 # Two workers: so the app is ready when it has started.
-SETTINGS = Settings(RUN, wait_ms=0, workers=2, max_texts=8, max_chars=200, max_bytes=12_000, timeout=3600)
+SETTINGS = Settings(
+    RUN, allowed_hosts=("*",), wait_ms=0, workers=2, max_texts=8, max_chars=200, max_bytes=12_000, timeout=3600
+)
 schema = schemathesis.openapi.from_asgi("/openapi.json", make_app(ToyEngine(), SETTINGS))
 
 

@@ -32,12 +32,12 @@ PHONE = {"viewport": {"width": 320, "height": 640}, "has_touch": True}
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if found is None:
+    result = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    if result is None:
         pytest.skip("the page's tests need a browser: apt-get install chromium")
     api.expect.set_options(timeout=30_000)  # a busy machine is slow, not wrong
     with api.sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=found, args=FLAGS.split(), chromium_sandbox=False)
+        started = playwright.chromium.launch(executable_path=result, args=FLAGS.split(), chromium_sandbox=False)
         yield started
         started.close()
 
@@ -93,17 +93,17 @@ def shown(browser: Any) -> Iterator[Shown]:
 
 
 def test_type_and_predict(shown: Shown) -> None:
-    told = shown.explainer.explain(TEXTS[1])
+    explanation = shown.explainer.explain(TEXTS[1])
     shown.page.locator("textarea[name=text]").fill(TEXTS[1])
     shown.page.get_by_role("button", name="Predict").click()
-    shown.sees(".heads .big", f"{sum(layer['k'] for layer in told['layers'])} of 8")
-    shown.sees(".answer .big", told["label"])
-    shown.sees(".cost .big", f"{100 * told['flops']['used'] / told['flops']['dense']:.0f} %")
+    shown.sees(".heads .big", f"{sum(layer['k'] for layer in explanation['layers'])} of 8")
+    shown.sees(".answer .big", explanation["label"])
+    shown.sees(".cost .big", f"{100 * explanation['flops']['used'] / explanation['flops']['dense']:.0f} %")
     assert [float(p) for p in shown.page.locator(".answer .figure").all_inner_texts()] == pytest.approx(
-        list(told["probabilities"].values()), abs=6e-4
+        list(explanation["probabilities"].values()), abs=6e-4
     )
     lit = [head.get_attribute("class") == "head on" for head in shown.page.locator(".head").all()]
-    assert lit == [on for layer in told["layers"] for on in layer["active"]]
+    assert lit == [on for layer in explanation["layers"] for on in layer["active"]]
     shown.page.get_by_role("button", name="The midfielder").click()
     api.expect(shown.page.locator("textarea[name=text]")).to_have_value(re.compile("midfielder"))
     assert set(shown.asked) == {"", "info", "explain", "attention"}
@@ -160,11 +160,11 @@ def test_compare(shown: Shown) -> None:
     api.expect(results).to_have_count(2)
     api.expect(shown.page.locator("#shared")).to_contain_text("in common")
     shown.page.locator("textarea[name=text]").nth(1).fill(TEXTS[2])
-    told = [shown.explainer.explain(t) for t in (
+    explanation = [shown.explainer.explain(t) for t in (
         shown.page.locator("textarea[name=text]").first.input_value(), TEXTS[2])]  # fmt: skip
-    k = [sum(layer["k"] for layer in one["layers"]) for one in told]
+    k = [sum(layer["k"] for layer in one["layers"]) for one in explanation]
     api.expect(results.nth(1).locator(".heads .big")).to_have_text(f"{k[1]} of 8")
-    both = sum(a and b for x, y in zip(*(t["layers"] for t in told), strict=True)
+    both = sum(a and b for x, y in zip(*(t["layers"] for t in explanation), strict=True)
                for a, b in zip(x["active"], y["active"], strict=True))  # fmt: skip
     api.expect(shown.page.locator("#shared")).to_contain_text(f"{k[0] - both} ran for text A alone")
     assert results.nth(0).locator(".head.only").count() == k[0] - both
@@ -239,8 +239,8 @@ def test_a_file_needs_no_server(browser: Any, tmp_path: Path) -> None:
     shown.page.get_by_role("slider").focus()
     shown.page.keyboard.press("Home")
     shown.sees(".heads .big", "2 of 8")
-    told = explainer.explain(TEXTS[0], budget="max:0.25")
-    shown.sees(".answer .big", told["label"])
+    explanation = explainer.explain(TEXTS[0], budget="max:0.25")
+    shown.sees(".answer .big", explanation["label"])
     shown.page.locator(".head").nth(5).click()
     shown.sees(".look .big", "Layer 2, head 2")
     shown.page.locator(".token").nth(2).click()

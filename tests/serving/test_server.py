@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -35,15 +36,16 @@ class Server:
         limited = [] if files is None else ["sh", "-c", f'ulimit -n {files}; exec "$@"', "sh"]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen([*limited, *words], stderr=subprocess.PIPE, text=True, env=environment)
-        self.port = 0
+        self.port, self.next = 0, ""
 
     def wait(self) -> None:
         """Return once it is ready: it listens from the line on that names its port."""
         assert self.process.stderr
         line = self.process.stderr.readline()
-        found = re.search(r"at http://127\.0\.0\.1:(\d+)", line)
-        assert found, line
-        self.port = int(found[1])
+        address = re.search(r"at http://127\.0\.0\.1:(\d+)", line)
+        assert address, line
+        self.port = int(address[1])
+        self.next = self.process.stderr.readline()
         while self.ask("GET", "/ready")[0] != 200:
             pass
 
@@ -80,6 +82,9 @@ def serving(run: Path, *flags: str, files: int | None = None) -> Iterator[Server
 def test_a_server_answers_refuses_and_drains(run: Path) -> None:
     with serving(run, "--set", "wait_ms=1000", "--set", "max_bytes=20000") as server:
         assert server.ask("GET", "/info")[1]["limits"]["max_bytes"] == 20_000
+        url = f"http://127.0.0.1:{server.port}/predict"
+        assert server.next.startswith(f"next: curl {url} -H 'Content-Type: application/json' -d '")
+        assert server.ask("POST", "/predict", json.loads(server.next.split("'")[-2]))[0] == 200
         assert server.ask("POST", "/explain", {"text": "the lake"})[0] == 200
         large_bodies(server)
         heads_and_hosts(server)
@@ -183,6 +188,25 @@ def test_a_port_that_is_taken(run: Path, capsys: pytest.CaptureFixture[str]) -> 
         taken.listen()
         assert command("serve", str(run), "--port", str(taken.getsockname()[1])) == 2
     assert "the service cannot listen there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["run.json", "config.json", "tokenizer.json", "model.safetensors"])
+def test_a_file_that_may_not_be_read_is_told_apart_from_a_damaged_one(name: str, run: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(run, tmp_path / "run")
+    (folder / name).chmod(0)
+    limited = []
+    if os.geteuid() == 0:  # root reads it all the same, unless it gives that up
+        if shutil.which("setpriv") is None:
+            pytest.skip("as root this needs setpriv")
+        limited = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    words = [*limited, sys.executable, "-m", "budgetformer", "serve", str(folder), "--port", "0"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 4
+    assert "ermission denied" in done.stderr
+    assert "chmod a+r" in done.stderr
+    assert str(folder / name) in done.stderr
+    assert "corrupt" not in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_without_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

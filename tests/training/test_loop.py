@@ -64,7 +64,7 @@ def untimed(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def whole(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
+def complete(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, torch.Tensor]]:
     """A run that nothing interrupted."""
     folder = tmp_path_factory.mktemp("whole")
     run = fit(prepared, folder)
@@ -84,13 +84,13 @@ def test_learning_rate_by_hand(schedule: Any, step: int, rate: float) -> None:
     assert rate_at(step, 100, recipe) == pytest.approx(rate)
 
 
-def test_history_tells_what_happened(whole: tuple[Path, Any]) -> None:
-    epochs = [line for line in lines(whole[0]) if line["kind"] == "epoch"]
+def test_history_tells_what_happened(complete: tuple[Path, Any]) -> None:
+    epochs = [line for line in lines(complete[0]) if line["kind"] == "epoch"]
     assert [e["epoch"] for e in epochs] == [1, 2]
     assert epochs[-1]["progress"] == 1.0
     assert epochs[-1]["step"] == 20  # 160 rows in batches of 16, twice
     assert set(epochs[0]["validation"]) >= {"metric", "score", "score_full", "loss", "s_mean", "k_over_h_per_layer"}
-    steps = [line for line in lines(whole[0]) if line["kind"] == "step"]
+    steps = [line for line in lines(complete[0]) if line["kind"] == "step"]
     assert steps[0]["step"] == 1
     assert steps[0]["progress"] == pytest.approx(1 / 20)
     assert set(steps[0]["parts"]) == {"task", "budget", "entropy", "target"}
@@ -110,7 +110,7 @@ def at_step(run: Fit, number: int, act: Callable[[], None]) -> None:
 
 @pytest.mark.parametrize("at", [1, 7, 10, 13, 19])
 def test_an_interrupted_run_ends_like_an_uninterrupted_one(
-    prepared: Prepared, whole: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, at: int
+    prepared: Prepared, complete: tuple[Path, dict[str, torch.Tensor]], tmp_path: Path, at: int
 ) -> None:
     first = fit(prepared, tmp_path)
     at_step(first, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -119,13 +119,13 @@ def test_an_interrupted_run_ends_like_an_uninterrupted_one(
     assert first.state.step == at
     second = fit(prepared, tmp_path)
     second.run(resume=True)
-    assert_same(weights(second), whole[1])
-    assert untimed(tmp_path) == untimed(whole[0])
+    assert_same(weights(second), complete[1])
+    assert untimed(tmp_path) == untimed(complete[0])
 
 
 @pytest.mark.parametrize("where", ["loss", "gradient", "gradient, not clipped", "weights"])
 def test_a_run_that_diverges_stops_at_once_and_keeps_what_was_good(
-    prepared: Prepared, whole: tuple[Path, Any], tmp_path: Path, where: str
+    prepared: Prepared, complete: tuple[Path, Any], tmp_path: Path, where: str
 ) -> None:
     changes = {"clip": None} if "not clipped" in where else {}
     run = fit(prepared, tmp_path, RECIPE.changed(changes, where="test"))
@@ -154,7 +154,7 @@ def test_a_run_that_diverges_stops_at_once_and_keeps_what_was_good(
     again.run(resume=True)
     assert again.state.step == 20
     if not changes:
-        assert_same(weights(again), whole[1])
+        assert_same(weights(again), complete[1])
 
 
 def test_a_run_that_diverges_before_its_first_checkpoint_says_that_nothing_was_saved(
@@ -173,7 +173,7 @@ class Crash(BaseException):
 @pytest.mark.parametrize("call", range(1, 26, 4))
 def test_a_crash_in_any_write_loses_nothing_before_it(
     prepared: Prepared,
-    whole: tuple[Path, dict[str, torch.Tensor]],
+    complete: tuple[Path, dict[str, torch.Tensor]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     call: int,
@@ -200,13 +200,13 @@ def test_a_crash_in_any_write_loses_nothing_before_it(
             fit(prepared, tmp_path).run()
     again = fit(prepared, tmp_path)
     again.run(resume=True)
-    assert_same(weights(again), whole[1])
-    assert untimed(tmp_path) == untimed(whole[0])
+    assert_same(weights(again), complete[1])
+    assert untimed(tmp_path) == untimed(complete[0])
     assert list((tmp_path / "checkpoints").glob(".*.tmp")) == []
 
 
 def test_a_full_disk_is_named_and_loses_nothing(
-    prepared: Prepared, whole: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    prepared: Prepared, complete: tuple[Path, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = fit(prepared, tmp_path)
 
@@ -222,12 +222,12 @@ def test_a_full_disk_is_named_and_loses_nothing(
     assert [p.name for p in run.checkpoints.complete()] == ["step-00000010"]
     again = fit(prepared, tmp_path)
     again.run(resume=True)
-    assert_same(weights(again), whole[1])
+    assert_same(weights(again), complete[1])
 
 
 @pytest.mark.parametrize("file", ["model.safetensors", "optimizer.safetensors", "random.safetensors", "state.json"])
 def test_a_damaged_checkpoint_is_named_with_the_way_on(
-    prepared: Prepared, whole: tuple[Path, Any], tmp_path: Path, file: str
+    prepared: Prepared, complete: tuple[Path, Any], tmp_path: Path, file: str
 ) -> None:
     run = fit(prepared, tmp_path)
     run.run()
@@ -279,13 +279,13 @@ def test_early_stopping_records_where_it_stopped(prepared: Prepared, tmp_path: P
     assert BudgetFormerForSequenceClassification.from_pretrained(saved).config.training_progress == pytest.approx(1 / 3)
 
 
-def test_the_best_model_is_kept_and_old_checkpoints_are_not(whole: tuple[Path, dict[str, torch.Tensor]]) -> None:
-    folder = whole[0] / "checkpoints"
+def test_the_best_model_is_kept_and_old_checkpoints_are_not(complete: tuple[Path, dict[str, torch.Tensor]]) -> None:
+    folder = complete[0] / "checkpoints"
     names = sorted(p.name for p in folder.iterdir())
-    best = [e["epoch"] for e in lines(whole[0]) if e["kind"] == "epoch" and e["best"]][-1]
+    best = [e["epoch"] for e in lines(complete[0]) if e["kind"] == "epoch" and e["best"]][-1]
     assert names == [f"best-{best:04d}", "step-00000010", "step-00000020"]
-    assert_same(load_file(folder / "step-00000020" / "model.safetensors"), whole[1])
-    assert not [p for p in whole[0].rglob("*") if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
+    assert_same(load_file(folder / "step-00000020" / "model.safetensors"), complete[1])
+    assert not [p for p in complete[0].rglob("*") if p.suffix in (".bin", ".pt", ".pkl", ".pth")]
 
 
 def test_token_budget_batches_train(prepared: Prepared, tmp_path: Path) -> None:

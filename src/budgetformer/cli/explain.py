@@ -54,3 +54,4 @@ def explain(
         print(_LEFT_OUT[data["maps"]], file=sys.stderr)
     if not as_json:
         print(output)
+        print(f"next: open {output} in a browser; for other texts: budgetformer serve {run}", file=sys.stderr)

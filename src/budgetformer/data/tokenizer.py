@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from budgetformer.errors import DataError, ModelError, UsageError
+from budgetformer.runs.files import named_read_errors
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -31,6 +32,9 @@ def load_tokenizer(name: str | Path, *, offline: bool = False) -> PreTrainedToke
     from transformers import AutoTokenizer
 
     local = path.is_dir()
+    if local and (file := path / "tokenizer.json").exists():
+        with named_read_errors(file, "copy or save it again"):
+            file.open("rb").close()
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(str(path if local else name), local_files_only=local or offline)
     except (OSError, ValueError, KeyError, AttributeError) as error:

@@ -98,10 +98,11 @@ def named_read_errors(path: Path, remedy: str) -> Iterator[None]:
         yield
     except (ModelError, DataError, MissingExtraError):
         raise
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist: {remedy}") from None
     except Exception as error:
-        if isinstance(error, PermissionError) or "Permission denied" in str(error):
+        missing = isinstance(error, FileNotFoundError)
+        if missing and not path.exists():
+            raise ModelError(f"{path} does not exist: {remedy}") from None
+        if missing or isinstance(error, PermissionError) or "Permission denied" in str(error):  # safetensors: "missing"
             raise ModelError(
                 f"{path} cannot be read: permission denied; let this user read it (chmod a+r), or run as its owner"
             ) from None

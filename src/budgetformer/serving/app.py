@@ -26,9 +26,8 @@ from budgetformer.serving import messages
 from budgetformer.serving.messages import HeadBody, PredictBody, Refusal, TextBody, responses
 from budgetformer.serving.middleware import Border
 from budgetformer.serving.service import Engine, Service, Text
-from budgetformer.serving.settings import Settings
+from budgetformer.serving.settings import KEY, Settings
 
-KEY = "BUDGETFORMER_API_KEY"
 _POLICY = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; connect-src 'self'; img-src data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

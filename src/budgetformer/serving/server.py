@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import json
 import math
 import os
 import signal
@@ -19,7 +20,8 @@ from uvicorn.config import STARTUP_FAILURE
 from uvicorn.supervisors import Multiprocess
 
 from budgetformer.errors import BudgetFormerError, ModelError, UsageError
-from budgetformer.serving.settings import Settings
+from budgetformer.runs.record import read_record
+from budgetformer.serving.settings import KEY, Settings
 
 if TYPE_CHECKING:
     from fastapi import FastAPI
@@ -102,6 +104,12 @@ def _bind(settings: Settings) -> socket.socket:
 
 
 def _announce(listening: socket.socket, settings: Settings) -> None:
+    """Say where it listens, and how to ask it something."""
     listening.listen(_BACKLOG)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"serving {settings.run} at http://{host}:{listening.getsockname()[1]}", file=sys.stderr, flush=True)
+    url = f"http://{host}:{listening.getsockname()[1]}"
+    second = {"text_pair": "a good one"} if read_record(settings.run)["pairs"] else {}
+    body = json.dumps({"text": "a fine film", **second})
+    key = f' -H "X-API-Key: ${KEY}"' if os.environ.get(KEY) else ""
+    print(f"serving {settings.run} at {url}", file=sys.stderr)
+    print(f"next: curl {url}/predict -H 'Content-Type: application/json'{key} -d '{body}'", file=sys.stderr, flush=True)

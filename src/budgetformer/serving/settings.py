@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from budgetformer.errors import UsageError
 
+KEY = "BUDGETFORMER_API_KEY"  # in the environment: what requests must carry
 _Count = Annotated[int, Field(ge=1)]
 
 

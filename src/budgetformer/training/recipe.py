@@ -19,7 +19,7 @@ def _field(default: Any, words: str, holds: Callable[[Any], bool]) -> Any:
     return field(default=default, metadata={"words": words, "holds": holds})
 
 
-def _whole(default: int | None, least: int = 1, *, or_none: bool = False) -> Any:
+def _integer(default: int | None, least: int = 1, *, or_none: bool = False) -> Any:
     words = f"a whole number of at least {least}{', or none' * or_none}"
     return _field(default, words, lambda v: (or_none and v is None) or (type(v) is int and v >= least))
 
@@ -38,28 +38,30 @@ class Recipe:
     """Everything about training that is not the data. `model` holds changes to BudgetFormerConfig."""
 
     preset: str = "small"
-    epochs: int = _whole(4)
+    epochs: int = _integer(4)
     # Rows of one optimiser step, whatever the processes and accumulation.
-    batch_size: int | None = _whole(64, or_none=True)
-    token_budget: int | None = _whole(None, or_none=True)  # or: padded tokens of one optimiser step
-    accumulate: int = _whole(1)  # pieces that a step's batch is computed in, to save memory
+    batch_size: int | None = _integer(64, or_none=True)
+    token_budget: int | None = _integer(None, or_none=True)  # or: padded tokens of one optimiser step
+    accumulate: int = _integer(1)  # pieces that a step's batch is computed in, to save memory
     learning_rate: float = _above_zero(1e-3)
     gate_rate: float = _above_zero(1.0)  # the gates' learning rate as a multiple
     exit_rate: float = _above_zero(1.0)  # the exits' learning rate as a multiple
     schedule: Literal["linear", "constant"] = _choice("linear", "constant")
-    warmup: int = _whole(200, least=0)  # steps; at most a tenth of the run
+    warmup: int = _integer(200, least=0)  # steps; at most a tenth of the run
     weight_decay: float = _field(0.01, "a number that is not negative", lambda v: type(v) in (int, float) and v >= 0)
     clip: float | None = _above_zero(1.0, or_none=True)
     precision: Literal["fp32", "bf16", "fp16"] = _choice("fp32", "bf16", "fp16")
     class_weights: Literal["none", "balanced"] = _choice("none", "balanced")
-    patience: int | None = _whole(None, or_none=True)  # stop after this many epochs without a better validation score
+    patience: int | None = _integer(None, or_none=True)  # stop after this many epochs without a better validation score
     keep: Literal["best", "last"] = _choice("best", "last")
-    max_length: int = _whole(256, least=8)
+    max_length: int = _integer(256, least=8)
     tokenizer: str | None = None  # a name, directory or vocabulary file; none: trained on the training texts
-    vocab_size: int = _whole(16000, least=32)  # of the tokenizer that is trained
+    vocab_size: int = _integer(16000, least=32)  # of the tokenizer that is trained
     checkpoint_minutes: float = _above_zero(5.0)
     base: str | None = None  # a pretrained encoder, by directory or name, that gets head budgets
-    dense_epochs: int = _whole(2, least=0)  # fine-tuning of the base with all heads before budgets; 0: it is fine-tuned
+    dense_epochs: int = _integer(
+        2, least=0
+    )  # fine-tuning of the base with all heads before budgets; 0: it is fine-tuned
     delta: bool = False  # keep the base's weights as they are; train and save gates and classifier only
     ranking: Literal["importance", "random"] = _choice("importance", "random")  # what orders heads at the beginning
     model: Mapping[str, Any] = field(default_factory=dict)
