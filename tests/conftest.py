@@ -12,6 +12,7 @@ from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # no test may reach for the network
 os.environ["HF_HUB_DISABLE_PROGRESS_BARS"] = "1"  # as the commands do in a process of their own
+os.environ["OMP_NUM_THREADS"] = "1"  # of processes that tests start
 torch.set_num_threads(1)  # tiny models; and several test runs may share a machine
 settings.register_profile("default", deadline=None, max_examples=40, derandomize=True)
 settings.load_profile("default")

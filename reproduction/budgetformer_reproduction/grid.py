@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from budgetformer.cli.process import available_cpus
 from budgetformer.errors import BudgetFormerError
 from budgetformer.runs.files import locked, named_write_errors
 from budgetformer_reproduction.cell import compute, make_tokenizer
@@ -111,8 +112,7 @@ def _in_processes(plan: Plan, todo: list[Cell], jobs: int, progress: Progress) -
 
 def _start(plan: Plan, cell: Cell, jobs: int) -> subprocess.Popen[bytes]:
     """Compute a cell in a process of its own, which has its share of the cores."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(max(1, cores // jobs)))
+    threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(max(1, available_cpus() // jobs)))
     job = {"scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": asdict(cell)}
     with plan.log(cell).open("ab") as log:
         environment = {**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}

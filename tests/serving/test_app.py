@@ -310,6 +310,26 @@ def test_time_runs_out_with_504_and_work_not_begun_is_dropped() -> None:
     assert 3 not in [tokens for _, batch in engine.batches for tokens in batch]
 
 
+def test_a_client_that_does_not_read_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    async def scene(client: Client) -> None:
+        inner, stuck = client.app, asyncio.Event()
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            async def never(message: Any) -> None:
+                await send(message)
+                if message["type"] == "http.response.body":
+                    await stuck.wait()
+
+            await inner(scope, receive, never)
+
+        for _ in range(3):  # one more than the queue holds
+            assert (await Client(app).json("/predict", {"text": "good"}))[0] == 200
+        assert (await client.json("/predict", {"text": "good"}))[0] == 200
+
+    play(scene, settings=Settings(RUN, wait_ms=0, queue=2, max_texts=2, timeout=0.5))
+    assert "TimeoutError at /predict" in caplog.text
+
+
 def test_a_body_that_never_comes_is_given_up() -> None:
     async def scene(client: Client) -> None:
         status, headers, answer = await client.send("POST", "/predict", [])

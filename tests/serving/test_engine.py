@@ -43,7 +43,7 @@ def test_the_engine_answers_as_the_scorer_does(run: Path, budget: str) -> None:
     table, dial = engine.encode([(text, None) for text in texts]), Dial.parse(budget)
     alone = [next(engine.answers(row, dial)) for row in table.rows()]
     for answers in (list(engine.answers(table, dial)), alone):
-        chances = [[answer["probabilities"][label] for label in engine.facts.labels] for answer in answers]
+        chances = [[answer["probabilities"][label] for label in engine.info.labels] for answer in answers]
         np.testing.assert_allclose(chances, scores.probabilities, atol=1e-5)
         assert [answer["heads"]["used"] for answer in answers] == scores.heads.sum(1).tolist()
         assert [answer["cut"] for answer in answers] == [False, False, False, True]
@@ -54,13 +54,13 @@ def test_pairs_answer_as_the_scorer_does(pair_run: Path) -> None:
     engine = engine_of(pair_run)
     scores = Run.open(pair_run).scorer().score(TEXTS[:2], TEXTS[1:])
     answers = engine.answers(engine.encode(list(itertools.pairwise(TEXTS))), engine.budget)
-    chances = [[answer["probabilities"][label] for label in engine.facts.labels] for answer in answers]
+    chances = [[answer["probabilities"][label] for label in engine.info.labels] for answer in answers]
     np.testing.assert_allclose(chances, scores.probabilities, atol=1e-5)
     engine.self_test()
 
 
 def test_the_hash_follows_the_weights(run: Path, pair_run: Path) -> None:
-    assert engine_of(run).facts.model == engine_of(run).facts.model != engine_of(pair_run).facts.model
+    assert engine_of(run).info.model == engine_of(run).info.model != engine_of(pair_run).info.model
 
 
 def test_the_self_test_finds_weights_that_are_not_numbers(run: Path) -> None:

@@ -19,7 +19,7 @@ from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Scores
 from budgetformer.explain import Explainer
 from budgetformer.nn.allocation import Dial
-from budgetformer.serving.messages import Facts
+from budgetformer.serving.messages import Info
 from budgetformer.serving.service import Engine, Text
 
 RUN = Path("run")
@@ -29,11 +29,11 @@ class ToyEngine(Engine):
     """A token a word; a text that begins with "good" is good. While `gate` is closed, the model stands still."""
 
     def __init__(self, *, pairs: bool = False, fails: str = "") -> None:
-        self.facts = Facts(
+        self.points, self.budget, self.budgets = {}, Dial(), ["learned", "full", "fixed:X", "max:X"]
+        self.info = Info(
             model="0" * 16, task="single_label_classification", labels=["bad", "good"], pairs=pairs, layers=2, heads=4,
-            max_tokens=16, budgets=["learned", "full", "fixed:X", "max:X"],
+            max_tokens=16, budget="learned", budgets=self.budgets, slider=["learned", "full"], start=0,
         )  # fmt: skip
-        self.points, self.budget = {}, Dial()
         self.fails = fails
         self.gate = threading.Event()
         self.gate.set()
@@ -44,9 +44,9 @@ class ToyEngine(Engine):
         rows = []
         for first, second in texts:
             words = (first if second is None else f"{first} {second}").split()
-            ids = [len(word) for word in words][: self.facts.max_tokens]
+            ids = [len(word) for word in words][: self.info.max_tokens]
             table = make_table(ids, [len(ids)], pair_start=[int(first.startswith("good"))])
-            rows.append(replace(table, truncated=np.array([len(words) > self.facts.max_tokens])))
+            rows.append(replace(table, truncated=np.array([len(words) > self.info.max_tokens])))
         return TokenTable.join(rows)
 
     def score(self, table: TokenTable, dial: Dial) -> Scores:
@@ -57,7 +57,7 @@ class ToyEngine(Engine):
         self.batches.append((str(dial), table.lengths.tolist()))
         chances = [[0.25, 0.75] if good else [0.75, 0.25] for good in table.pair_start]
         heads = np.array([[1, 2]] * len(table), np.int16)
-        return Scores(table, self.facts.task, 4, np.log(np.array(chances, np.float32)), heads, None, None)
+        return Scores(table, self.info.task, 4, np.log(np.array(chances, np.float32)), heads, None, None)
 
     @cached_property
     def explainer(self) -> Explainer:

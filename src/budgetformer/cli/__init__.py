@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib.metadata import entry_points
 
 import typer
 
 from budgetformer import __version__
-from budgetformer.cli.process import INTERRUPTED, interruptible
+from budgetformer.cli.process import INTERRUPTED, interruptible, set_environment
 from budgetformer.errors import BudgetFormerError
 
 app = typer.Typer(
@@ -31,7 +30,7 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 
 def main() -> None:
     """Run the command line; a user's error becomes one line on stderr and its own exit code."""
-    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws one for every file
+    set_environment()
     try:
         with interruptible():
             app()

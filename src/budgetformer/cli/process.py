@@ -2,14 +2,65 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 INTERRUPTED = 130  # exit code
+_CHOSEN_BY_USER = "OMP_NUM_THREADS" in os.environ
+_SMALL_STEP = 2**23  # tokens x width^2 of an optimiser step, below which a second thread waits more than it computes
+
+
+def set_environment() -> None:
+    """What libraries read when they are loaded; a variable that the user has set stays.
+
+    OpenMP's threads would wait for work by spinning: with another process on the same cores, or a quota, they take the
+    time that the others need to get it done.
+    """
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws one for every file
+    if "GOMP_SPINCOUNT" not in os.environ:
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not _CHOSEN_BY_USER and (cpus := available_cpus()) < (os.cpu_count() or 1):
+        os.environ["OMP_NUM_THREADS"] = str(cpus)
+
+
+def set_training_threads(tokens: int, width: int) -> None:
+    """One thread for a model so small that more would be slower, by the tokens of an optimiser step."""
+    import torch
+
+    if not _CHOSEN_BY_USER and tokens * width**2 < _SMALL_STEP:
+        torch.set_num_threads(1)
+
+
+def available_cpus(root: Path = Path("/")) -> int:
+    """The processors that this process may use: its affinity, or its control group's quota if that is less."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([cpus, *(math.ceil(quota) for quota in _quotas(root))]))
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """The limits, in processors, of the control groups that this process is in, of version 1 or 2."""
+    with suppress(OSError):
+        for line in (root / "proc/self/cgroup").read_text(encoding="utf-8").splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers and "cpu" not in controllers.split(","):
+                continue
+            top = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
+            for group in (top / path.strip("/"), *(top / path.strip("/")).parents):
+                with suppress(OSError, ValueError, ZeroDivisionError):
+                    if controllers:
+                        limit, period = ((group / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                    else:
+                        limit, period = (group / "cpu.max").read_text().split()
+                    if (quota := int(limit) / int(period)) > 0:  # "max" is no number, and -1 is no limit
+                        yield quota
+                if group == top:
+                    break
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from budgetformer.cli import app
 from budgetformer.cli.data_flags import BUDGET
+from budgetformer.cli.process import available_cpus
 
 _KEYS = (
     "Batches and limits: batch_tokens=8192 (with padding; 1: no batching), wait_ms=2 (for company in a batch), "
@@ -39,8 +39,7 @@ def serve(
     from budgetformer.errors import MissingExtraError
     from budgetformer.serving.settings import Settings
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    threads = threads or max(1, cores // workers - 1)  # HTTP and tokens need one too
+    threads = threads or max(1, available_cpus() // workers - 1)  # HTTP and tokens need one too
     settings = Settings.make(
         changes or (), run=run, budget=budget, host=host, port=port, allowed_hosts=allowed_host or (), workers=workers,
         threads=threads,

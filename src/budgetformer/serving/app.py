@@ -20,7 +20,6 @@ from budgetformer import __version__
 from budgetformer.data.tokens import TextError
 from budgetformer.errors import UsageError
 from budgetformer.explain import page as explain_page
-from budgetformer.explain import slider
 from budgetformer.nn.allocation import Dial
 from budgetformer.serving import messages
 from budgetformer.serving.messages import HeadBody, PredictBody, Refusal, TextBody, responses
@@ -84,13 +83,9 @@ def _looks(app: FastAPI, service: Service) -> None:
     @app.get("/info", responses=_LOOK)
     async def info() -> messages.Info:
         """What is served, and what it accepts."""
-        facts, budget = service.engine.facts, service.engine.budget
-        budgets, start = slider(None if budget.mode == "fixed" else budget, facts.heads)
         names = ("max_texts", "max_chars", "max_bytes", "timeout", "queue")
-        return messages.Info(
-            **dict(facts), budget=str(budget), slider=budgets, start=start, version=__version__,
-            limits={name: getattr(service.settings, name) for name in names},
-        )  # fmt: skip
+        limits = {name: getattr(service.settings, name) for name in names}
+        return service.engine.info.model_copy(update={"limits": limits})
 
     @app.get("/metrics", responses={**_LOOK, 200: {"content": {"text/plain": {}}}}, response_class=Response)
     async def metrics() -> Response:
@@ -119,7 +114,7 @@ def _work(app: FastAPI, service: Service) -> None:
             for prediction in predictions:
                 if "probabilities" in prediction:
                     prediction["probabilities"] = dict(islice(prediction["probabilities"].items(), body.top))
-        return JSONResponse({"predictions": predictions, "model": engine.facts.model, "budget": str(dial)})
+        return JSONResponse({"predictions": predictions, "model": engine.info.model, "budget": str(dial)})
 
     async def look(body: TextBody, request: Request, function: Callable[..., Any], *place: int) -> Response:
         checked, dial = _check(body.items()[0], service), _dial(body.budget, engine)
@@ -136,15 +131,15 @@ def _work(app: FastAPI, service: Service) -> None:
     @app.post("/attention", responses=_WORK, response_model=messages.AttentionMap)
     async def attention(body: HeadBody, request: Request) -> Response:
         """Where one head looks in a text, also if it did not run."""
-        if body.layer >= engine.facts.layers or body.head >= engine.facts.heads:
-            message = f"the model has {engine.facts.layers} layers of {engine.facts.heads} heads, counted from 0"
+        if body.layer >= engine.info.layers or body.head >= engine.info.heads:
+            message = f"the model has {engine.info.layers} layers of {engine.info.heads} heads, counted from 0"
             raise Refusal(422, "no_such_head", message, "give a layer and a head that exist")
         return await look(body, request, engine.explainer.attention, body.layer, body.head)
 
 
 def _check(parts: list[Any], service: Service) -> Text | Refusal:
     """A text or pair that the model can read, or what is wrong with it. Messages never hold the text."""
-    pairs, most = service.engine.facts.pairs, service.settings.max_chars
+    pairs, most = service.engine.info.pairs, service.settings.max_chars
     if not all(isinstance(part, str) for part in parts):
         hint = f"give {'a pair of two strings' if pairs else 'a string'}"
         return Refusal(422, "invalid_text", "this text is no string or pair of strings", hint)
@@ -169,7 +164,7 @@ def _dial(budget: str | None, engine: Engine) -> Dial:
     try:
         return engine.budget if budget is None else engine.dial(budget)
     except UsageError:
-        hint = f"give one of {', '.join(engine.facts.budgets)}; X is from 0 to 1"
+        hint = f"give one of {', '.join(engine.info.budgets)}; X is from 0 to 1"
         raise Refusal(422, "invalid_budget", "the budget is not known", hint) from None
 
 

@@ -7,6 +7,8 @@ from typing import Annotated, Any, Self
 from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 from starlette.exceptions import HTTPException
 
+from budgetformer import __version__
+
 # A text that is no string fails by itself, not its neighbours: so it is no matter of the schema's.
 _Text = Annotated[Any, WithJsonSchema({"type": "string"})]
 _Pair = Annotated[Any, WithJsonSchema({"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2})]
@@ -136,8 +138,8 @@ class AttentionMap(BaseModel):
     map: list[list[float]]
 
 
-class Facts(BaseModel):
-    """What is served: a run's model, and the budgets that a request may name (operating points among them)."""
+class Info(BaseModel):
+    """What is served, and what it accepts."""
 
     model: str
     task: str
@@ -146,19 +148,14 @@ class Facts(BaseModel):
     layers: int
     heads: int
     max_tokens: int
-    budgets: list[str]
-    description: str = Field("", description="how the model chooses heads, in words")
-    examples: list[dict[str, str | None]] = Field([], description="texts that were stored with the run")
-
-
-class Info(Facts):
-    """What is served, and what it accepts."""
-
     budget: str
+    budgets: list[str] = Field(description="what a request may name; the run's operating points are among them")
     slider: list[str] = Field(description="the budgets that the page offers")
     start: int = Field(description="the place of the service's own budget among them")
-    limits: dict[str, int | float]
-    version: str
+    description: str = Field("", description="how the model chooses heads, in words")
+    examples: list[dict[str, str | None]] = Field([], description="texts that were stored with the run")
+    limits: dict[str, int | float] = {}
+    version: str = __version__
 
 
 class Refusal(HTTPException):

@@ -17,11 +17,11 @@ from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.answers import named, ranking, rounded
 from budgetformer.engine.scores import Scores, score
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.explain import Explainer, describe, stored_examples
+from budgetformer.explain import Explainer, describe, slider, stored_examples
 from budgetformer.nn.allocation import Dial
 from budgetformer.runs.run import Run
 from budgetformer.serving.batcher import Batcher
-from budgetformer.serving.messages import Facts, Refusal, busy
+from budgetformer.serving.messages import Info, Refusal, busy
 from budgetformer.serving.metrics import Metrics
 from budgetformer.serving.settings import Settings
 
@@ -38,26 +38,27 @@ class Engine:
         self._scorer = scorer = run.scorer(settings.budget)
         config, self.points = scorer.config, run.points
         # The paper's ablations are not served: they do not give the same answer twice, or not for the heads that run.
-        modes = ["learned", "full", "fixed:X", "max:X", *(["mean:X"] if config.gate.ranks_layers else [])]
-        self.facts = Facts(
-            model=run.digest[:16], task=scorer.task, labels=scorer.labels, pairs=run.pairs,
-            layers=config.num_hidden_layers, heads=config.num_attention_heads, max_tokens=scorer.max_length,
-            budgets=[*modes, *run.points], description=describe(config, run.folder),
+        self.budgets = ["learned", "full", "fixed:X", "max:X", *(["mean:X"] if config.gate.ranks_layers else [])]
+        self.budgets += run.points
+        self.budget, heads = self.dial(str(scorer.budget)), config.num_attention_heads
+        positions, start = slider(None if self.budget.mode == "fixed" else self.budget, heads)
+        self.info = Info(
+            model=run.digest[:16], task=scorer.task, labels=scorer.labels, pairs=run.pairs, heads=heads,
+            layers=config.num_hidden_layers, max_tokens=scorer.max_length, budget=str(self.budget),
+            budgets=self.budgets, slider=positions, start=start, description=describe(config, run.folder),
             examples=stored_examples(run.folder),
         )  # fmt: skip
-        self.budget = self.dial(str(scorer.budget))
 
     @property
     def possible(self) -> int:
         """The heads of all layers."""
-        return self.facts.layers * self.facts.heads
+        return self.info.layers * self.info.heads
 
     def dial(self, text: str) -> Dial:
         """One of the budgets that the service takes, or an operating point by name."""
         dial = named_dial(text, self.points)
-        if dial.mode not in {budget.removesuffix(":X") for budget in self.facts.budgets}:
-            budgets = ", ".join(self.facts.budgets)
-            raise UsageError(f"budget {text!r} is not for this run's service: give one of {budgets}")
+        if dial.mode not in {budget.removesuffix(":X") for budget in self.budgets}:
+            raise UsageError(f"budget {text!r} is not for this run's service: give one of {', '.join(self.budgets)}")
         return dial
 
     def encode(self, texts: Sequence[Text]) -> TokenTable:
@@ -71,7 +72,7 @@ class Engine:
 
     def answers(self, table: TokenTable, dial: Dial) -> Iterator[dict[str, Any]]:
         """The answer for each text of a batch, ready for JSON."""
-        scores, task, labels = self.score(table, dial), self.facts.task, self.facts.labels
+        scores, task, labels = self.score(table, dial), self.info.task, self.info.labels
         values, chosen = rounded(scores.probabilities, task).tolist(), named(scores.probabilities, task, labels)
         order, used = ranking(scores.probabilities).tolist(), scores.heads.sum(1).tolist()
         for i, (tokens, cut) in enumerate(zip(table.lengths.tolist(), table.truncated.tolist(), strict=True)):
@@ -91,11 +92,11 @@ class Engine:
 
     def self_test(self) -> None:
         """Run a short and a long text together, and see that the answers can be answers."""
-        texts = ("test", "word " * self.facts.max_tokens)
-        table = self.encode([(text, text if self.facts.pairs else None) for text in texts])
+        texts = ("test", "word " * self.info.max_tokens)
+        table = self.encode([(text, text if self.info.pairs else None) for text in texts])
         scores = self.score(table, self.budget)
-        heads_fit = (scores.heads >= 0).all() and (scores.heads <= self.facts.heads).all()
-        if not np.isfinite(scores.logits).all() or not heads_fit or table.lengths.max() > self.facts.max_tokens:
+        heads_fit = (scores.heads >= 0).all() and (scores.heads <= self.info.heads).all()
+        if not np.isfinite(scores.logits).all() or not heads_fit or table.lengths.max() > self.info.max_tokens:
             raise ModelError("the model's answers are not finite, or it reads too much: train or copy it again")
 
 
