@@ -155,8 +155,9 @@ def test_errors_name_the_text(options: Any, texts: Any, pairs: Any, error: Any, 
 
 @pytest.mark.parametrize("long", ["cut", "head-tail", "windows"])
 def test_no_texts_have_no_answers(long: str) -> None:
-    scores = make_scorer(long=long).score([])
+    scorer = make_scorer(long=long)
+    scores = scorer.score([])
     assert scores.probabilities.shape == (0, 3)
     assert scores.head_share.shape == scores.tokens.shape == (0,)
-    assert list(Columns("single_label_classification", ["a", "b", "c"]).rows(scores)) == []
+    assert list(Columns(scorer.config, scorer.labels).rows(scores)) == []
     assert named(scores.probabilities, "single_label_classification", ["a", "b", "c"]) == []
