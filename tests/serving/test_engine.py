@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.processes import command
 from tests.serving.small import TEXTS, write_run
 from tests.serving.toy import Client, running
 
@@ -129,6 +130,19 @@ def test_a_label_at_exactly_one_half_is_not_served(tmp_path: Path) -> None:
     (answer,) = engine.answers(engine.encode([(TEXTS[0], None)]), engine.budget)
     assert set(answer["probabilities"].values()) == {0.5}
     assert answer["labels"] == []
+
+
+def test_an_export_is_served_but_not_explained(run: Path, tmp_path: Path) -> None:
+    assert command("export", run, "-o", tmp_path / "onnx") == 0
+
+    async def main() -> None:
+        async with running(make_app(engine_of(tmp_path / "onnx"), Settings(tmp_path / "onnx"))) as client:
+            _, answer = await client.json("/predict", {"text": TEXTS[0]})
+            assert answer["predictions"][0]["label"] == Run.open(run).predict(TEXTS[:1]).labels[0]
+            status, answer = await client.json("/explain", {"text": TEXTS[0]})
+            assert (status, answer["error"]["code"]) == (422, "not_explained")
+
+    asyncio.run(main())
 
 
 def test_the_page_its_explanations_and_its_maps(run: Path) -> None:

@@ -88,6 +88,9 @@ class Engine:
     @cached_property
     def explainer(self) -> Explainer:
         """What explains single texts; it runs on the model's thread too."""
+        if self.source.exported:
+            hint = "serve the run that it was exported from"
+            raise Refusal(422, "not_explained", "an exported graph does not show what its heads do", hint)
         return Explainer(self.source.model, self._scorer.tokenizer, self._scorer.max_length)
 
     def self_test(self) -> None:
