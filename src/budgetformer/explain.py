@@ -190,7 +190,8 @@ def describe(config: BudgetFormerConfig, folder: Path) -> str:
     with named_read_errors(file, _REMEDY):
         result = results["test"] or results["validation"]
         least, most = (int(result["budget"]["heads_per_text"][name]) for name in ("least", "most"))
-        mean, texts = float(result["budget"]["k_over_h"]) * every, f"its {int(result['rows']):,} {result['split']} texts"
+        mean = float(result["budget"]["k_over_h"]) * every
+        texts = f"its {int(result['rows']):,} {result['split']} texts"
     if least < most:
         return f"{chooses} For {texts} it ran {least} to {most} of {every} heads, {mean:.3g} on average."
     return f"This model ran {least} of {every} heads for each of {texts}, and never computes the rest."
