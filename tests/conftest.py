@@ -86,7 +86,7 @@ def tiny_staged(train_tiny: Callable[..., Path]) -> Path:
     """Words, an exit behind the first layer and the last layer; texts of which words tell most."""
     from tests.training.toy import review_rows
 
-    return train_tiny(review_rows(900, noise=0.15), "--epochs", "2", "--exits", "1", "--with-baseline")
+    return train_tiny(review_rows(1200, noise=0.4), "--epochs", "6", "--exits", "1", "--with-baseline")
 
 
 @pytest.fixture(scope="session")

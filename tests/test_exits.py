@@ -82,13 +82,14 @@ def test_more_margin_is_never_more_risk() -> None:
 
 
 def test_a_budget_is_a_limit_on_the_curve() -> None:
-    rule = exits(curve=[(0.1, 1.0), (0.3, 0.1), (0.9, 0.001)], limit=0.02)
+    rule = exits(curve=[(0.1, 1.0), (0.3, 0.1), (0.9, 0.001), (1.01, 0.0)], limit=0.02)
     assert rule.limit(Dial("full")) == 0
     assert rule.limit(Dial("learned")) == 0.02
     assert rule.limit(Dial("exit", 0.5)) == 0.5
     assert rule.limit(Dial("share", 0.3)) == pytest.approx(0.1)
     assert rule.limit(Dial("share", 0.2)) == pytest.approx(math.sqrt(0.1))
-    assert rule.limit(Dial("share", 0.95)) == 0
+    assert rule.limit(Dial("share", 0.95)) == 0.001  # never more than was asked for
+    assert exits(curve=[(0.1, 1.0), (0.7, 0.0)]).limit(Dial("share", 0.8)) == 0
     assert rule.limit(Dial("share", 0.05)) == math.inf
     assert rule.limit(Dial("max", 0.5)) == 0  # the paper's dials turn heads
 

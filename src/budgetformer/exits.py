@@ -40,7 +40,7 @@ class ExitOptions:
     weight: float = 1.0  # of the exits' losses
     start: float = 0.0  # the progress before which they count nothing: the model is trained dense first
     rule: Sequence[Sequence[float]] = ()  # per stage but the last: intercept and slope of the margin
-    curve: Sequence[Sequence[float]] = ()  # (mean share of the dense cost, limit), ascending by cost
+    curve: Sequence[Sequence[float]] = ()  # (mean share of the dense cost, limit), ascending by cost, the last limit 0
     limit: float = 0.0  # of the budget `learned`
 
     def __post_init__(self) -> None:
@@ -114,11 +114,12 @@ class Exits:
             raise UsageError(f"budget {dial}: no exit rule has been fitted to this model; calibrate it, or give full")
         costs, limits = np.array(options.curve, float).T
         assert dial.value is not None
-        if dial.value >= costs[-1]:
-            return 0.0
         if dial.value < costs[0]:
             return math.inf
-        return float(np.exp(np.interp(dial.value, costs, np.log(limits))))
+        place = int(np.searchsorted(costs, dial.value, side="right")) - 1
+        if place >= len(costs) - 2:  # the whole model where it is paid for, else the nearest limit that is
+            return float(limits[place])
+        return float(np.exp(np.interp(dial.value, costs[:-1], np.log(limits[:-1]))))
 
     def without(self, stage: int) -> Exits:
         """The same stages and rule, but no row leaves at this one."""

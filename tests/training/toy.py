@@ -33,6 +33,7 @@ def review_rows(rows: int, noise: float, seed: int = 0) -> list[dict[str, Any]]:
         words = [*rng.choices(REST, k=rng.randint(3, 12)), rng.choice(decisive), str(number)]
         rng.shuffle(words)
         if rng.random() < noise:
-            words.append(rng.choice(other))
+            first = next(place for place, word in enumerate(words) if word in decisive)
+            words.insert(rng.randint(first + 1, len(words)), rng.choice(other))
         result.append({"text": " ".join(words), "label": "pos" if good else "neg"})
     return result

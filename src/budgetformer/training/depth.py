@@ -61,6 +61,6 @@ def fit_exit_rule(model: BudgetFormerForSequenceClassification, validation: Toke
     assert scores.stage_logits is not None
     exits["rule"] = fit_rule(scores.stage_logits, model.config.task)
     curve = exit_curve(scores, model.config)
-    exits["curve"] = [(point["cost"], point["limit"]) for point in curve if 0 < point["limit"] < np.inf]
+    exits["curve"] = [(point["cost"], point["limit"]) for point in curve if point["limit"] < np.inf]
     safe = [point["limit"] for point in curve if point["disagreement"] <= DISAGREEMENT]
     exits["limit"] = max(safe, default=0.0)
