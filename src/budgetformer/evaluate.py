@@ -21,6 +21,8 @@ from budgetformer.engine.scores import Engine, Floats, Scores, executed_flops, m
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
 
+_BINS = 15  # of probabilities
+_HOTTEST = 20.0  # a temperature is at most this, and at least one part of it
 Z95 = 1.959963984540054  # standard deviations to either side that hold 95 % of a normal distribution
 
 
@@ -73,6 +75,10 @@ def summarize(scores: Scores, config: BudgetFormerConfig, *, split: str, dial: s
     table, names, losses = scores.table, config.label_names, row_losses(scores)
     metric, value, quality = _quality(scores, names)
     quality["loss"] = float(losses.mean())
+    if config.task != "regression":
+        before = replace(scores, logits=scores.logits * np.float32(config.temperature))
+        errors = {"error": calibration_error(scores), "error_before": calibration_error(before)}
+        quality["calibration"] = {**errors, "temperature": config.temperature}
     return Evaluation(
         split=split,
         rows=len(table),
@@ -86,6 +92,44 @@ def summarize(scores: Scores, config: BudgetFormerConfig, *, split: str, dial: s
         exits=_exits(scores, config),
         hardest=_hardest(scores, losses, names, hardest),
     )
+
+
+def calibration_error(scores: Scores) -> float:
+    """How far probabilities are from the share that is right, on average: the expected calibration error.
+
+    Of the answered class, or of every label where there may be several; in bins of equal width.
+    """
+    chances, labels = scores.probabilities, _labels(scores.table)
+    if scores.task == "multi_label_classification":
+        sure, right = chances.ravel(), labels.ravel()
+    else:
+        sure, right = chances.max(1), chances.argmax(1) == labels
+    bins = np.minimum((sure * _BINS).astype(int), _BINS - 1)
+    gaps = np.bincount(bins, weights=sure.astype(np.float64) - right, minlength=_BINS)
+    return float(np.abs(gaps).sum() / max(1, len(sure)))
+
+
+def fit_temperature(scores: Scores) -> float:
+    """The number that logits are to be divided by for the labels to be likeliest; answers stay as they are.
+
+    So few rows cannot show that an answer is certain: as in Platt's scaling, a label counts as if every class had been
+    seen once more.
+    """
+    from scipy.optimize import minimize_scalar
+    from scipy.special import log_softmax
+
+    if scores.task == "regression":
+        return 1.0
+    logits, labels, rows = scores.logits.astype(np.float64), _labels(scores.table), len(scores.logits)
+    if scores.task == "multi_label_classification":  # no or yes, for each label
+        logits, labels = np.stack([np.zeros(logits.size), logits.ravel()], axis=1), labels.ravel()
+    shares = (np.eye(logits.shape[1])[labels] * rows + 1) / (rows + logits.shape[1])
+
+    def loss(log_temperature: float) -> float:
+        return float(-(shares * log_softmax(logits / math.exp(log_temperature), axis=1)).sum(axis=1).mean())
+
+    best = minimize_scalar(loss, bounds=(-math.log(_HOTTEST), math.log(_HOTTEST)), method="bounded").x
+    return float(f"{math.exp(best):.4g}")
 
 
 def _hardest(scores: Scores, losses: Floats, names: list[str], rows: int) -> list[dict[str, Any]]:

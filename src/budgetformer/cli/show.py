@@ -64,6 +64,11 @@ def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
     return {
         evaluation["metric"].replace("_", " "): f"{evaluation['score']:.4f}{interval and f' ({interval})'}",
         **({"macro F1": f"{quality['macro_f1']:.4f}"} if "macro_f1" in quality else {}),
+        **(
+            {"calibration error": "{error:.4f} ({error_before:.4f} before)".format_map(quality["calibration"])}
+            if "calibration" in quality
+            else {}
+        ),
         "mean s (predicted)": f"{budget['s_mean']:.3f}",
         "heads executed, k/H": f"{budget['k_over_h']:.3f}",
         "k/H by layer": " ".join(f"{share:.2f}" for share in budget["k_over_h_per_layer"]),

@@ -165,8 +165,9 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             parts |= self._distillation(staged, teacher_logits, teacher_states, mask_BN)
             loss = torch.stack(tuple(parts.values())).sum()
         exits = staged.exits if self.config.exits else None
+        logits = staged.logits / self.config.temperature
         output = BudgetFormerOutput(
-            loss, staged.logits, parts, staged.allocations, budgets.maps or None, exits, staged.stage_logits
+            loss, logits, parts, staged.allocations, budgets.maps or None, exits, staged.stage_logits
         )
         return output if return_dict is None or return_dict else output.to_tuple()
 

@@ -213,6 +213,14 @@ def mistakes(run: Results) -> Section:
             for c in quality["per_class"]
         ]  # fmt: skip
         tables.append(Table("lrrrr", ["class", "texts", "precision", "recall", "F1"], rows, "Class by class"))
+    if "calibration" in quality:
+        fitted = quality["calibration"]
+        rows = [
+            ["as trained", "1", format_percent(fitted["error_before"])],
+            ["as given out", format_decimal(fitted["temperature"], 2), format_percent(fitted["error"])],
+        ]
+        note = "How far a probability is from the share of such answers that is right, on average. Answers are the same"
+        tables.append(Table("lrr", ["probabilities", "temperature", "calibration error"], rows, "How sure it is", note))
     return Section("mistakes", "Where it goes wrong", lead, [], tables)
 
 

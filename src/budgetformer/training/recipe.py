@@ -57,6 +57,7 @@ class Recipe:
     max_length: int = _integer(256, least=8)
     tokenizer: str | None = None  # a name, directory or vocabulary file; none: trained on the training texts
     vocab_size: int = _integer(16000, least=32)  # of the tokenizer that is trained
+    fit_temperature: bool = _field(True, "true or false", lambda v: isinstance(v, bool))  # to the validation rows
     checkpoint_minutes: float = _above_zero(5.0)
     base: str | None = None  # a pretrained encoder, by directory or name, that gets head budgets
     dense_epochs: int = _integer(
@@ -171,7 +172,7 @@ PRESETS = {
     "recommended": Recipe(preset="recommended", model={"scale_embeddings": True, "gates": {"cost_weight": 0.005}}),
     "paper": Recipe(
         preset="paper", epochs=10, batch_size=16, learning_rate=2e-5, schedule="constant", warmup=0, clip=None,
-        keep="last", max_length=512, vocab_size=30522,
+        keep="last", max_length=512, vocab_size=30522, fit_temperature=False,
     ),
 }  # fmt: skip
 

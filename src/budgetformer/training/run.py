@@ -22,6 +22,7 @@ from budgetformer.data import DataSource, encode_split
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
+from budgetformer.evaluate import fit_temperature
 from budgetformer.models.bases import read_base
 from budgetformer.models.importance import calibrate_thresholds
 from budgetformer.models.model import BudgetFormerForSequenceClassification
@@ -202,6 +203,8 @@ def _save_model(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> N
     if fit.model.config.gate.ranks_layers:
         calibrate_thresholds(fit.model, sample_batches(prepared.splits["train"], fit.model, rows=256))
     fit_exit_rule(fit.model, prepared.splits["validation"])
+    if recipe.fit_temperature:
+        fit.model.config.temperature = fit_temperature(score(TorchEngine(fit.model), prepared.splits["validation"]))
     write_files(folder, fit.model.save_pretrained, last="config.json")  # which makes the directory a model
     if not (folder / "tokenizer.json").exists():  # the dense twin's directory
         save_tokenizer(prepared.tokenizer, folder)
