@@ -174,3 +174,30 @@ def test_the_bounds_are_exact() -> None:
     assert upper_bound(5, 5, 0.95) == 1
     assert lower_bound(0, 100, 0.95) == 0
     assert lower_bound(30, 100, 0.95) == pytest.approx(1 - upper_bound(70, 100, 0.95))
+
+
+async def _served(folder: Path, texts: list[str]) -> tuple[Any, Any, str, Any]:
+    from tests.serving.toy import running
+
+    from budgetformer.serving.server import build
+    from budgetformer.serving.settings import Settings
+
+    async with running(build(Settings(folder))) as client:
+        _, quick = await client.json("/predict", {"texts": texts, "budget": "0"})
+        _, full = await client.json("/predict", {"texts": texts, "budget": "full"})
+        metrics = (await client.send("GET", "/metrics"))[2]
+        refused = await client.json("/predict", {"texts": texts, "budget": "0.3.1"})
+    return quick, full, metrics.decode() if isinstance(metrics, bytes) else metrics, refused
+
+
+def test_the_service_takes_budgets_of_depth_and_counts_exits(staged: Path) -> None:
+    import asyncio
+
+    texts = ["a superb story of a town", "a dull film with great people"]
+    quick, full, metrics, refused = asyncio.run(_served(staged, texts))
+    assert [p["exit"] for p in quick["predictions"]] == ["words", "words"]
+    assert all(p["cost"] < 0.05 and p["heads"]["used"] == 0 for p in quick["predictions"])
+    assert [p["exit"] for p in full["predictions"]] == ["layer 2", "layer 2"]
+    assert all(p["cost"] >= 1 for p in full["predictions"])
+    assert 'budgetformer_exits_total{stage="words"} 2.0' in metrics
+    assert refused[0] == 422

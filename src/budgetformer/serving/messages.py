@@ -93,6 +93,8 @@ class Prediction(BaseModel):
     heads: dict[str, int] = Field(description="attention heads: those computed (used), of all (possible)")
     tokens: int
     cut: bool
+    exit: str | None = Field(None, description="of a model with exits: the stage at which the text left")
+    cost: float | None = Field(None, description="its FLOPs, as a share of the dense model's for this text")
 
 
 class Predictions(BaseModel):

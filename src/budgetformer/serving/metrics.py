@@ -31,6 +31,9 @@ class Metrics:
         self.tokens = Counter("budgetformer_tokens", "Tokens that the model read.", registry=registry)
         self.used = Counter("budgetformer_heads_used", "Attention heads computed.", registry=registry)
         self.possible = Counter("budgetformer_heads_possible", "Heads of a model without budgets.", registry=registry)
+        self.exits = Counter(
+            "budgetformer_exits", "Texts by the stage that they left at.", ["stage"], registry=registry
+        )
         self.refused = Counter("budgetformer_refusals", "Requests not answered with 200.", ["code"], registry=registry)
 
     def page(self) -> bytes:

@@ -14,8 +14,8 @@ from starlette.responses import JSONResponse
 
 from budgetformer.calibrate import named_dial
 from budgetformer.data.tokens import TokenTable
-from budgetformer.engine.answers import named, ranking, rounded
-from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.answers import DECIMALS, named, ranking, rounded
+from budgetformer.engine.scores import Scores, cost_shares, score
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.explain import Explainer, describe, slider, stored_examples
 from budgetformer.nn.allocation import Dial
@@ -39,7 +39,7 @@ class Engine:
         config, self.points = scorer.config, run.points
         # The paper's ablations are not served: they do not give the same answer twice, or not for the heads that run.
         self.budgets = ["learned", "full", "fixed:X", "max:X", *(["mean:X"] if config.gate.ranks_layers else [])]
-        self.budgets += run.points
+        self.budgets = [*(["a share of the cost such as 0.3"] if config.exits else []), *self.budgets, *run.points]
         self.budget, heads = self.dial(str(scorer.budget)), config.num_attention_heads
         positions, start = slider(None if self.budget.mode == "fixed" else self.budget, heads)
         self.info = Info(
@@ -57,7 +57,8 @@ class Engine:
     def dial(self, text: str) -> Dial:
         """One of the budgets that the service takes, or an operating point by name."""
         dial = named_dial(text, self.points)
-        if dial.mode not in {budget.removesuffix(":X") for budget in self.budgets}:
+        known = {budget.removesuffix(":X") for budget in self.budgets}
+        if dial.mode not in known and not (dial.mode in ("share", "exit") and self._scorer.config.exits):
             raise UsageError(f"budget {text!r} is not for this run's service: give one of {', '.join(self.budgets)}")
         return dial
 
@@ -75,6 +76,10 @@ class Engine:
         scores, task, labels = self.score(table, dial), self.info.task, self.info.labels
         values, chosen = rounded(scores.probabilities, task).tolist(), named(scores.probabilities, task, labels)
         order, used = ranking(scores.probabilities).tolist(), scores.heads.sum(1).tolist()
+        config, depth = self._scorer.config, {}
+        if config.exits:
+            depth["exit"] = [config.stages.names[stage] for stage in scores.exits_per_text]
+            depth["cost"] = np.round(cost_shares(scores, config).astype(float), DECIMALS).tolist()
         for i, (tokens, cut) in enumerate(zip(table.lengths.tolist(), table.truncated.tolist(), strict=True)):
             answer: dict[str, Any] = {"value": chosen[i]}
             if task != "regression":
@@ -83,7 +88,7 @@ class Engine:
             if task == "multi_label_classification":
                 answer = {"labels": [label for label in ranked if label in chosen[i]], "probabilities": ranked}
             heads = {"used": used[i], "possible": self.possible}
-            yield {**answer, "heads": heads, "tokens": tokens, "cut": cut}
+            yield {**answer, "heads": heads, "tokens": tokens, "cut": cut, **{key: of[i] for key, of in depth.items()}}
 
     @cached_property
     def explainer(self) -> Explainer:
@@ -176,4 +181,7 @@ class Service:
         metrics.cut.inc(sum(answer["cut"] for answer in answers))
         metrics.used.inc(sum(answer["heads"]["used"] for answer in answers))
         metrics.possible.inc(len(answers) * self.engine.possible)
+        for answer in answers:
+            if "exit" in answer:
+                metrics.exits.labels(answer["exit"]).inc()
         return answers
