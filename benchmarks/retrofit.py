@@ -113,7 +113,7 @@ def recipe(options: argparse.Namespace, dataset: str, base: Path | str, **change
         "precision": options.precision, **changes,
     }  # fmt: skip
     dropout = {"dropout": options.dropout, "attention_dropout": options.dropout}
-    words["model"] = {**words["model"], **dropout}
+    words["model"] = {**words["model"], **dropout, "exits": None}
     return Recipe.make(base=str(base), **words)
 
 

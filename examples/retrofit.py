@@ -1,7 +1,7 @@
-"""Head budgets for an encoder that you have: fine-tune it, find the cheapest setting that is good enough, use it.
+"""An encoder that you have, at a fraction of its cost: fine-tune it with exits, see what early answers cost, use it.
 
 python examples/retrofit.py MODEL_OR_DIR reviews.csv
-budgetformer serve runs/retrofit --budget max-drop-0.5
+budgetformer serve runs/retrofit --budget 0.3
 """
 
 import sys
@@ -10,6 +10,6 @@ import budgetformer
 
 base, data = sys.argv[1:]
 run = budgetformer.train(data, base=base, output="runs/retrofit", resume=True)
-run.calibrate(max_drop=[0.5])
-answers = run.predict(["a superb story"], budget="max-drop-0.5")
-print(f"{answers.labels[0]}, {answers.heads[0]:.0%} of the heads")
+run.calibrate()
+answers = run.predict(["a superb story"], budget=0.3)
+print(f"{answers.labels[0]}, answered after {answers.exits[0]} at {answers.cost[0]:.0%} of the cost")

@@ -66,11 +66,18 @@ class Explainer:
     def attention(
         self, text: str, text_pair: str | None, layer: int, head: int, budget: str | Dial | None = None
     ) -> dict[str, Any]:
-        """Where one head looks: row i of `map` is what token i takes from each token, whether the head ran or not."""
+        """Where one head looks: row i of `map` is what token i takes from each token.
+
+        Whether the head ran or not, and whether the text came so far or had left before.
+        """
         pieces, dial = self.read(text, text_pair), Dial.parse(budget)
-        rows = self._run(pieces, dial, {layer: [head]}).attentions[layer][0, 0].tolist()
+        rows = self._run(pieces, self._all_layers(dial), {layer: [head]}).attentions[layer][0, 0].tolist()
         place = {"dial": str(dial), "layer": layer, "head": head, "tokens": pieces.tokens}
         return {**place, "map": [[round(value, 4) for value in row] for row in rows]}
+
+    def _all_layers(self, dial: Dial) -> Dial:
+        """The same heads, without leaving early."""
+        return Dial("exit", 0.0) if self.model.config.exits and dial.heads == Dial() else dial
 
     def read(self, text: str, text_pair: str | None = None) -> Pieces:
         """Tokenise a text or a pair."""
@@ -171,7 +178,7 @@ class Explainer:
     def _maps(self, pieces: Pieces, dial: Dial) -> str:
         """The maps of all heads, layer by layer: a byte for each value, in base64."""
         every = {layer: range(self.config.num_attention_heads) for layer in range(self.config.num_hidden_layers)}
-        attentions = self._run(pieces, dial, every).attentions
+        attentions = self._run(pieces, self._all_layers(dial), every).attentions
         maps = torch.stack([attentions[layer][0] for layer in every])
         return base64.b64encode((maps * 255).round().byte().cpu().numpy().tobytes()).decode()
 

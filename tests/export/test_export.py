@@ -142,8 +142,8 @@ def test_rows_without_labels_will_do(run: Path, tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"data": {"data": "gone.csv"}}, "gone.csv: no such file"),
-        ({"data": {"data": "-"}}, "they came from standard input"),
+        ({"data": {"data": "gone.csv"}, "data_path": None}, "gone.csv: no such file"),
+        ({"data": {"data": "-"}, "data_path": None}, "they came from standard input"),
         ({"data_digests": {"train": "another"}}, "reviews.csv has changed since"),
     ],
 )
