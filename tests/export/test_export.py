@@ -82,6 +82,7 @@ def test_it_prints_what_it_did_and_may_replace_an_export(
     captured = capsys.readouterr()
     assert f"checked on 200 test rows of {reviews}: labels equal, logits within" in captured.out
     assert "comparing with the model on 200" in captured.err
+    assert captured.out.splitlines()[-1] == f"next: budgetformer predict {target} new.csv -o answers.csv"
     assert command("export", str(run), "-o", str(target), "--budget", "max:0.5", "--json") == 0
     assert json.loads(capsys.readouterr().out)["dial"] == "max:0.5"
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
@@ -153,7 +154,8 @@ def test_without_the_runs_data_rows_are_made_up(
     moved = tmp_path / "moved"
     shutil.copytree(run, moved, ignore=shutil.ignore_patterns("checkpoints"))
     record = json.loads((moved / "run.json").read_text())
-    record = {**record, **change, "data": {**record["data"], **change.get("data", {})}}
+    data = {**record["data"], **change.get("data", {})}
+    record = {**record, "data_path": None, **change, "data": data}
     (moved / "run.json").write_text(json.dumps(record))
     assert command("export", str(moved), "-o", str(tmp_path / "out")) == 0
     captured = capsys.readouterr()

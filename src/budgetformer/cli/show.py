@@ -121,7 +121,7 @@ def print_calibration(result: dict[str, Any], run: Path) -> None:
     }  # fmt: skip
     columns = {"budget": "{dial}", "FLOPs": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}"}
     columns |= dict(heading for key, heading in optional.items() if first.get(key) is not None)
-    print_table(f"{run} on {result['rows']} {result['split']} rows", columns, rows, left=["budget"])
+    print_table(f"{run} on {result['rows']} {result['split']} rows of {result['data']}", columns, rows, left=["budget"])
     for line in stage_lines(result.get("stages") or []):
         print_line(line)
     for name, point in result["points"].items():
