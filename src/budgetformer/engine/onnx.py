@@ -87,10 +87,10 @@ class OnnxEngine:
         self._inputs = {node.name for node in (*graph.get_inputs(), *graph.get_overridable_initializers())}
 
     @classmethod
-    def load(cls, folder: Path, exported: Dial, threads: int | None = None) -> OnnxEngine:
-        """The engine of a directory that `budgetformer export` wrote, with this budget."""
+    def load(cls, folder: Path, config: BudgetFormerConfig, exported: Dial, threads: int | None = None) -> OnnxEngine:
+        """The engine of a directory that `budgetformer export` wrote, with its config and budget."""
         file = folder / "model.onnx"
-        graph, config = session(file, threads), BudgetFormerConfig.from_pretrained(folder)
+        graph = session(file, threads)
         outputs = {output.name: output.shape[-1:] for output in graph.get_outputs()}
         if outputs != {"logits": [config.labels], "heads": [config.num_hidden_layers]}:
             raise ModelError(f"{file} has the outputs {outputs!r:.80}, and config.json speaks of another model: "

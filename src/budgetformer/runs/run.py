@@ -99,24 +99,29 @@ class Run:
         with named_read_errors(self.folder, COPY_AGAIN):
             model = BudgetFormerForSequenceClassification.from_pretrained(self.folder, offline=True)
             model.train(False)
-            self._check_config(model.config)
-            with TorchEngine(model).session(Dial()), torch.inference_mode():
-                model(torch.zeros(1, 1, dtype=torch.long))  # what is wrong with other values of its config shows here
+            self._try(TorchEngine(model))
             return model
 
-    def _check_config(self, config: BudgetFormerConfig) -> None:
-        """Refuse a model for other labels, another task or shorter texts than the record says."""
+    def _try(self, engine: Engine) -> None:
+        """Run it once, so that whatever is wrong with the values in its files shows where they are named."""
+        rows = made_up_rows(self.config, self.max_length, self.pairs).table
+        score(engine, rows.select(np.arange(1)), self.budget(None))
+
+    @cached_property
+    def config(self) -> BudgetFormerConfig:
+        """The model's config, without its weights, for the labels, the task and the length that the record names."""
+        file, outputs = self.folder / "config.json", len(self.labels) or 1
+        with named_read_errors(file, COPY_AGAIN):
+            if (number := read_json(file, COPY_AGAIN).get("num_labels", outputs)) != outputs:
+                raise ModelError(f"{file} has num_labels {number!r:.60}, not {outputs}: {COPY_AGAIN}")
+            config = BudgetFormerConfig.from_pretrained(self.folder)
         labels = [] if config.task == "regression" else config.label_names
         most = min(self.max_length, config.max_position_embeddings)
         for key, value in {"task": config.task, "labels": labels, "max_length": most}.items():
             if value != self.record[key]:
                 raise ModelError(f"{self.folder}: {key} is {self.record[key]!r:.80} in the record and {value!r:.80} in "
                                  f"config.json: {COPY_AGAIN}")  # fmt: skip
-
-    @cached_property
-    def config(self) -> BudgetFormerConfig:
-        """The model's config, without its weights."""
-        return BudgetFormerConfig.from_pretrained(self.folder)
+        return config
 
     @cached_property
     def points(self) -> dict[str, str]:
@@ -147,8 +152,8 @@ class Run:
         """What runs the model: ONNX Runtime for an export, else torch (default: on a GPU if there is one)."""
         if self.exported:
             with named_read_errors(self.folder, COPY_AGAIN):
-                engine = OnnxEngine.load(self.folder, self.budget(None), torch.get_num_threads())
-                self._check_config(engine.config)
+                engine = OnnxEngine.load(self.folder, self.config, self.budget(None), torch.get_num_threads())
+                self._try(engine)
                 return engine
         from budgetformer.engine.torch import TorchEngine
 
