@@ -26,7 +26,7 @@ from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import hash_files, read_json_lines, write_directory, write_json
+from budgetformer.runs.files import hash_files, named_read_errors, read_json_lines, write_directory, write_json
 from budgetformer.runs.run import Run
 
 if TYPE_CHECKING:
@@ -137,24 +137,33 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
     @classmethod
     def load(cls, folder: str | Path) -> Self:
         """An estimator from what `save` wrote, or from a finished single-label run of `budgetformer train`."""
-        self = cls()
+        self, folder = cls(), Path(folder)
         with _apart():
-            self._take(Path(folder))
+            self._take(folder)
+        if (task := self._record["task"]) != "single_label_classification":
+            raise ModelError(f"{folder} was trained for {task}: this needs one label a text")
+        with named_read_errors(folder / "run.json", "save or train again"):
+            self._restore(self._record.pop("estimator", None))
+        return self
+
+    def _restore(self, about: Mapping[str, Any] | None) -> None:
+        """The parameters and classes: `about` them from what `save` wrote, else from the recipe of a run."""
         record = self._record
-        if record["task"] != "single_label_classification":
-            raise ModelError(f"{folder} was trained for {record['task']}: this needs one label a text")
-        if about := record.pop("estimator", None):
+        if about:
             self.classes_ = np.array(about["classes"], np.dtype(about["dtype"]))
             if "columns" in about:
                 self.feature_names_in_ = np.array(about["columns"], object)
-            return self.set_params(**about["parameters"])  # type: ignore[no-any-return]
-        options = dict(record["recipe"])
-        parameters = {name: options.pop(name) for name in _RECIPE}
-        parameters["class_weight"] = None if options.pop("class_weights") == "none" else "balanced"
-        parameters["validation_fraction"] = record["data"]["validation_fraction"]
-        self.set_params(**parameters, options=options, random_state=record["seed"])
-        self.classes_ = np.sort(np.array(record["labels"]))
-        return self
+            self.set_params(**about["parameters"])
+        else:
+            options = dict(record["recipe"])
+            parameters = {name: options.pop(name) for name in _RECIPE}
+            parameters["class_weight"] = None if options.pop("class_weights") == "none" else "balanced"
+            parameters["validation_fraction"] = record["data"]["validation_fraction"]
+            self.set_params(**parameters, options=options, random_state=record["seed"])
+            self.classes_ = np.sort(np.array(record["labels"]))
+        Dial.parse(self.budget)
+        if sorted(_names(self.classes_)) != sorted(record["labels"]):
+            raise ModelError(f"the classes {self.classes_.tolist()!r:.80} are not the model's: save or train again")
 
     def __getstate__(self) -> dict[str, Any]:
         """Plain data; of a fitted estimator the files that `save` writes, as bytes."""

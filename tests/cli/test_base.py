@@ -41,6 +41,22 @@ def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> No
     assert Run.open(run / "baseline").model.config.kind == "all"
 
 
+def test_both_phases_are_announced_and_on_the_card(
+    reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--base", base, "--epochs", "1", "--set", "dense_epochs=2", "--max-length", "16", "--exits", "none"]
+    assert command("train", reviews, "-o", tmp_path / "run", *words) == 0
+    out, err = capsys.readouterr()
+    assert f"{base} with all heads, epochs: 2 (dense_epochs)" in err
+    assert "with head budgets, from there, epochs: 1" in err
+    assert "heads by layer " in err
+    assert f"next: budgetformer predict {tmp_path / 'run'} DATA" in out
+    card = (tmp_path / "run" / "README.md").read_text()
+    assert "| training with all heads | 2 epochs, 10 steps, " in card
+    assert "| training with head budgets, from there | 1 epochs, 5 steps, " in card
+    assert "| training | 2 epochs" in (tmp_path / "run" / "baseline" / "README.md").read_text()
+
+
 @pytest.mark.parametrize("keep", ["best", "last"])
 def test_the_dial_is_settled_on_the_model_that_is_kept(keep: str, reviews: Path, base: Path, tmp_path: Path) -> None:
     """mean:X executes X of all heads once the run is loaded, whichever epoch's weights it keeps."""

@@ -48,10 +48,14 @@ def inputs(folder: Path, texts: list[str]) -> dict[str, Any]:
     return dict(load_tokenizer(folder, offline=True)(texts, padding=True, return_tensors="np"))
 
 
+def onnx_engine(folder: Path) -> OnnxEngine:
+    engine = Run.open(folder).engine()
+    assert isinstance(engine, OnnxEngine)
+    return engine
+
+
 def test_the_directory_is_all_that_it_takes(run: Path, exported: Path) -> None:
-    opened = Run.open(exported)
-    graph = opened.engine()
-    assert isinstance(graph, OnnxEngine)
+    opened, graph = Run.open(exported), onnx_engine(exported)
     assert (opened.labels, opened.task, opened.max_length) == (["neg", "pos"], "single_label_classification", 32)
     model, tokenizer = Run.open(run).model, Run.open(run).tokenizer
     want = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.detach().numpy()
@@ -82,6 +86,7 @@ def test_it_prints_what_it_did_and_may_replace_an_export(
     captured = capsys.readouterr()
     assert f"checked on 200 test rows of {reviews}: labels equal, logits within" in captured.out
     assert "comparing with the model on 200" in captured.err
+    assert captured.out.splitlines()[-1] == f"next: budgetformer predict {target} new.csv -o answers.csv"
     assert command("export", str(run), "-o", str(target), "--budget", "max:0.5", "--json") == 0
     assert json.loads(capsys.readouterr().out)["dial"] == "max:0.5"
     assert {path.name for path in tmp_path.iterdir()} == {"out"}
@@ -101,7 +106,7 @@ def test_int8_reports_what_it_costs(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert "MatMul" in gates
     assert "MatMulInteger" not in gates
     assert sum(node.op_type == "MatMulInteger" for node in made) == 2 * (2 + 2 + 2 * 4) + 1
-    logits, _ = OnnxEngine.load(target, Dial()).run(**inputs(target, TEXTS))
+    logits, _ = onnx_engine(target).run(**inputs(target, TEXTS))
     assert np.isfinite(logits).all()
 
 
@@ -153,7 +158,8 @@ def test_without_the_runs_data_rows_are_made_up(
     moved = tmp_path / "moved"
     shutil.copytree(run, moved, ignore=shutil.ignore_patterns("checkpoints"))
     record = json.loads((moved / "run.json").read_text())
-    record = {**record, **change, "data": {**record["data"], **change.get("data", {})}}
+    data = {**record["data"], **change.get("data", {})}
+    record = {**record, "data_path": None, **change, "data": data}
     (moved / "run.json").write_text(json.dumps(record))
     assert command("export", str(moved), "-o", str(tmp_path / "out")) == 0
     captured = capsys.readouterr()
@@ -250,7 +256,7 @@ def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
 )
 def test_wrong_input_is_refused(ids: Any, mask: Any, options: Any, message: str, exported: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        OnnxEngine.load(exported, Dial()).run(np.array(ids), np.array(mask), **options)
+        onnx_engine(exported).run(np.array(ids), np.array(mask), **options)
 
 
 def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:

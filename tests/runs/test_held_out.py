@@ -157,3 +157,16 @@ def test_a_run_of_another_format_is_refused(version: int | None, tiny_run: Path,
     (folder / "run.json").write_text(json.dumps(record), encoding="utf-8")
     with pytest.raises(ModelError, match=r"reads version 1: train the run again"):
         Run.open(folder)
+
+
+@pytest.mark.parametrize("verb", ["eval", "calibrate"])
+def test_eval_and_calibrate_name_the_rows_that_they_score(
+    verb: str, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, file = tmp_path / "run", tmp_path / "new.csv"
+    shutil.copytree(tiny_run, run, ignore=shutil.ignore_patterns("checkpoints"))
+    file.write_text("review,sentiment\nsuperb in every way,pos\ndull in every way,neg\nlovely and new,pos\n")
+    assert command(verb, run, file) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"on 3 test rows of {file}"[:40] in out
+    assert "train rows" not in out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -36,8 +37,12 @@ def export(
     result = Run.open(run).export(output, format=format_, budget=budget, int8=int8, rows=rows, log=log)
     if as_json:
         print_json(result)
+        return
+    (_print_graph if format_ == "onnx" else _print_frozen)(result, output)
+    if format_ == "torch" and result["heads_by_layer"] is None:
+        print(f"next, in Python: transformers.pipeline('text-classification', {str(output)!r})")
     else:
-        (_print_graph if format_ == "onnx" else _print_frozen)(result, output)
+        print(f"next: {shlex.join(['budgetformer', 'predict', str(output), 'new.csv', '-o', 'answers.csv'])}")
 
 
 def _print_graph(result: dict[str, Any], output: Path) -> None:

@@ -56,19 +56,16 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
     if result["versus_baseline"]:
         print_line(f"BudgetFormer is {result['versus_baseline']['verdict']}.")
     print_line(f"report: {folder / 'report.html'}")
+    print_line(f"next: budgetformer predict {folder} DATA -o answers.csv, or budgetformer serve {folder}")
 
 
 def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
     quality, budget, cost = evaluation["quality"], evaluation["budget"], evaluation["cost"]
-    interval = _interval(evaluation)
+    interval, fitted = _interval(evaluation), "{error:.4f} ({error_before:.4f} before its temperature)"
     return {
         evaluation["metric"].replace("_", " "): f"{evaluation['score']:.4f}{interval and f' ({interval})'}",
         **({"macro F1": f"{quality['macro_f1']:.4f}"} if "macro_f1" in quality else {}),
-        **(
-            {"calibration error": "{error:.4f} ({error_before:.4f} before)".format_map(quality["calibration"])}
-            if "calibration" in quality
-            else {}
-        ),
+        **({"calibration error": fitted.format_map(quality["calibration"])} if "calibration" in quality else {}),
         "mean s (predicted)": f"{budget['s_mean']:.3f}",
         "heads executed, k/H": f"{budget['k_over_h']:.3f}",
         "k/H by layer": " ".join(f"{share:.2f}" for share in budget["k_over_h_per_layer"]),
@@ -124,7 +121,7 @@ def print_calibration(result: dict[str, Any], run: Path) -> None:
     }  # fmt: skip
     columns = {"budget": "{dial}", "FLOPs": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}"}
     columns |= dict(heading for key, heading in optional.items() if first.get(key) is not None)
-    print_table(f"{run} on {result['rows']} {result['split']} rows", columns, rows, left=["budget"])
+    print_table(f"{run} on {result['rows']} {result['split']} rows of {result['data']}", columns, rows, left=["budget"])
     for line in stage_lines(result.get("stages") or []):
         print_line(line)
     for name, point in result["points"].items():

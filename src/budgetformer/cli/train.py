@@ -23,7 +23,7 @@ def train(
         str | None, typer.Option(help="A pretrained encoder's directory or hub name: give it head budgets.")
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="A TOML file that changes the preset.")] = None,
-    epochs: Annotated[int | None, typer.Option(help="Passes over the training rows.")] = None,
+    epochs: Annotated[int | None, typer.Option(help="Passes over the training rows (--base: with budgets).")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Rows of one optimiser step.")] = None,
     learning_rate: Annotated[float | None, typer.Option("--lr", help="The learning rate.")] = None,
     max_length: Annotated[int | None, typer.Option(help="Tokens of a text; longer ones are cut.")] = None,

@@ -19,6 +19,7 @@ from budgetformer.engine.scores import Outputs
 from budgetformer.errors import MissingExtraError, ModelError, UsageError
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
+from budgetformer.runs.files import named_read_errors
 from budgetformer.words import Words
 
 if TYPE_CHECKING:
@@ -61,14 +62,11 @@ def save_words(folder: Path, words: Words) -> None:
 
 def read_words(folder: Path) -> Words:
     """The linear model beside a graph."""
-    from safetensors import SafetensorError
     from safetensors.numpy import load_file
 
-    try:
+    with named_read_errors(folder / "words.safetensors", "export the run again"):
         saved = load_file(folder / "words.safetensors")
         return Words(*(saved[name] for name in _WORDS))
-    except (OSError, SafetensorError, KeyError) as error:
-        raise ModelError(f"{folder / 'words.safetensors'} cannot be read ({error}): export the run again") from None
 
 
 class OnnxEngine:
@@ -89,9 +87,14 @@ class OnnxEngine:
         self._inputs = {node.name for node in (*graph.get_inputs(), *graph.get_overridable_initializers())}
 
     @classmethod
-    def load(cls, folder: Path, exported: Dial, threads: int | None = None) -> OnnxEngine:
-        """The engine of a directory that `budgetformer export` wrote, with this budget."""
-        graph, config = session(folder / "model.onnx", threads), BudgetFormerConfig.from_pretrained(folder)
+    def load(cls, folder: Path, config: BudgetFormerConfig, exported: Dial, threads: int | None = None) -> OnnxEngine:
+        """The engine of a directory that `budgetformer export` wrote, with its config and budget."""
+        file = folder / "model.onnx"
+        graph = session(file, threads)
+        outputs = {output.name: output.shape[-1:] for output in graph.get_outputs()}
+        if outputs != {"logits": [config.labels], "heads": [config.num_hidden_layers]}:
+            raise ModelError(f"{file} has the outputs {outputs!r:.80}, and config.json speaks of another model: "
+                             "export it again")  # fmt: skip
         return cls(graph, config, folder, exported, read_words(folder) if config.stages.words else None)
 
     def check(self, budget: Dial) -> Dial:
@@ -144,7 +147,8 @@ class OnnxEngine:
             if not 0 <= budget_max <= 1:
                 raise UsageError(f"budget_max={budget_max}: it is a fraction of the heads, give a number in [0, 1]")
             feed["budget_max"] = np.array(budget_max, np.float64)
-        logits, heads = self.graph.run(["logits", "heads"], {n: v for n, v in feed.items() if n in self._inputs})
+        with named_read_errors(self.folder / "model.onnx", "export it again"):
+            logits, heads = self.graph.run(["logits", "heads"], {n: v for n, v in feed.items() if n in self._inputs})
         return logits, heads
 
     def _check(self, ids: Ints, mask: NDArray[Any]) -> None:

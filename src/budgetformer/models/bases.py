@@ -94,6 +94,7 @@ def check_weights(folder: Path) -> None:
     shapes: list[list[int]] = []
     for file in files:
         with named_read_errors(file, "copy or save it again"):
+            file.open("rb").close()  # of a file that may not be read, safetensors says that it does not exist
             try:
                 with safe_open(file, framework="pt") as tensors:
                     shapes += [tensors.get_slice(name).get_shape() for name in tensors.keys()]  # noqa: SIM118

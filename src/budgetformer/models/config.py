@@ -267,3 +267,6 @@ class BudgetFormerConfig(PreTrainedConfig):
 
 def _unknown(key: str) -> bool:
     return key not in _FOREIGN_KEYS and not key.startswith("_")
+
+
+AutoConfig.register(BudgetFormerConfig.model_type, BudgetFormerConfig)

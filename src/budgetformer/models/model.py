@@ -15,7 +15,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel, TrainerCallback
+from transformers import AutoModelForSequenceClassification, PreTrainedModel, TrainerCallback
 from transformers.utils.generic import ModelOutput
 
 from budgetformer.errors import ModelError, UsageError
@@ -372,5 +372,4 @@ class ProgressCallback(TrainerCallback):
     on_train_end = on_step_begin
 
 
-AutoConfig.register(BudgetFormerConfig.model_type, BudgetFormerConfig)
 AutoModelForSequenceClassification.register(BudgetFormerConfig, BudgetFormerForSequenceClassification)

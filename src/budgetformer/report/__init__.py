@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from budgetformer.runs.files import write_text
+from budgetformer.runs.files import COPY_AGAIN, named_read_errors, write_text
 
 __all__ = ["write_card", "write_report"]
 
@@ -16,7 +16,8 @@ def write_report(folder: Path) -> Path:
     """
     from budgetformer.report.page import report  # matplotlib is heavy
 
-    write_text(folder / "report.html", report(folder))
+    with named_read_errors(folder / "evaluation.json", COPY_AGAIN):  # or history.jsonl, or run.json
+        write_text(folder / "report.html", report(folder))
     return folder / "report.html"
 
 
@@ -24,5 +25,6 @@ def write_card(folder: Path) -> Path:
     """Write README.md into a finished run: what it is, how good, what it costs, how to load it."""
     from budgetformer.report.page import card
 
-    write_text(folder / "README.md", card(folder))
+    with named_read_errors(folder / "evaluation.json", COPY_AGAIN):
+        write_text(folder / "README.md", card(folder))
     return folder / "README.md"

@@ -51,7 +51,8 @@ def card(folder: Path) -> str:
     results, markdown = Results.read(folder), environment(escape=escape_markdown)
     markdown.filters["code"] = _code_span
     template = markdown.get_template("card.md")
-    return template.render(record=results.record, final=results.final, verdict=results.verdict)
+    dense = results.dense_training
+    return template.render(record=results.record, final=results.final, verdict=results.verdict, dense=dense)
 
 
 def _code_span(text: str) -> Markup:

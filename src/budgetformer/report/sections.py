@@ -36,6 +36,7 @@ class Results:
     verdict: str | None  # of the paired test against the twin
     history: list[JsonObject]
     twin_history: list[JsonObject]
+    dense_training: JsonObject | None  # of a pretrained base: how it was fine-tuned with all heads before
 
     @classmethod
     def read(cls, folder: Path) -> Results:
@@ -47,15 +48,18 @@ class Results:
             for models in (results, results["baseline"])
             if models
         ]
+        record, dense = read_json(folder / "run.json", _REMEDY), folder / "baseline" / "run.json"
+        from_base = record["recipe"].get("base") is not None
         versus, twin_history = results["versus_baseline"], folder / "baseline" / "history.jsonl"
         return cls(
-            record=read_json(folder / "run.json", _REMEDY),
+            record=record,
             final=evaluations[0],
             dials=results["dials"],
             twin=evaluations[1] if results["baseline"] else None,
             verdict=versus["verdict"] if versus else None,
             history=read_json_lines(folder / "history.jsonl", _REMEDY),
             twin_history=read_json_lines(twin_history, _REMEDY) if twin_history.exists() else [],
+            dense_training=read_json(dense, _REMEDY)["training"] if dense.exists() and from_base else None,
         )
 
     @property
@@ -306,6 +310,7 @@ def provenance(run: Results) -> Section:
     }
     training = {
         "steps": f"{format_count(trained['steps'])} of {format_count(trained['planned_steps'])} planned",
+        **({"epochs with all heads": run.dense_training["epochs"]} if run.dense_training else {}),
         "epochs": f"{trained['epochs']}, best {trained['best_epoch']}",
         "stopped early": trained["stopped_early"],
         "time": numbers.format_seconds(trained["seconds"]),

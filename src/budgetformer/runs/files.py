@@ -98,11 +98,12 @@ def named_read_errors(path: Path, remedy: str) -> Iterator[None]:
         yield
     except (ModelError, DataError, MissingExtraError):
         raise
-    except Exception as error:
-        missing = isinstance(error, FileNotFoundError)
-        if missing and not path.exists():
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of a library in Rust
+            raise
+        if isinstance(error, FileNotFoundError) and not path.exists():
             raise ModelError(f"{path} does not exist: {remedy}") from None
-        if missing or isinstance(error, PermissionError) or "Permission denied" in str(error):  # safetensors: "missing"
+        if isinstance(error, PermissionError) or "Permission denied" in str(error):
             raise ModelError(
                 f"{path} cannot be read: permission denied; let this user read it (chmod a+r), or run as its owner"
             ) from None

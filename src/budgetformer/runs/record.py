@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from budgetformer.errors import ModelError
 from budgetformer.runs.files import check_hashes, read_json
@@ -25,7 +25,7 @@ class _Run(BaseModel):
     task: Literal["single_label_classification", "multi_label_classification", "regression"]
     labels: list[str]
     pairs: bool
-    max_length: int
+    max_length: int = Field(ge=1)
     text_columns: list[str] | None = None
     data: dict[str, Any] | None = None
     data_digests: dict[str, str] | None = None
@@ -42,15 +42,16 @@ class _Export(_Run):
 def read_record(folder: Path) -> dict[str, Any]:
     """The record of a finished run or an export whose other files are those that were written.
 
-    Weights are not looked at here: who loads them verifies them.
+    The weights of a run are not looked at here: who loads them verifies them.
     """
     file = folder / ("export.json" if (folder / "export.json").exists() else "run.json")
     record = read_json(file, _REMEDY)
     check_format(folder, record)
     if not (folder / "config.json").exists():
         raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
-    record = read_json(file, _REMEDY, _Export if file.name == "export.json" else _Run)
-    check_hashes(folder, record.get("sha256", {}), ".json", ".onnx")
+    exported = file.name == "export.json"
+    record = read_json(file, _REMEDY, _Export if exported else _Run)
+    check_hashes(folder, record.get("sha256", {}), ".json", *((".onnx", ".safetensors") if exported else ()))
     return record
 
 

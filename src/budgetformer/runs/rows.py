@@ -85,8 +85,8 @@ class RunRows:
         """What the run was trained on; standard input where it does not say."""
         with named_read_errors(self.folder / "run.json", COPY_AGAIN):
             source = _SOURCE.validate_python({"data": "-", **(self.record.get("data") or {})})
-        path = self.record.get("data_path")  # for whoever works in another directory than the one that trained
-        return replace(source, data=path) if isinstance(path, str) and not Path(source.data).exists() else source
+            path = self.record.get("data_path")  # for whoever works in another directory than the one that trained
+            return replace(source, data=path) if isinstance(path, str) and not Path(source.data).exists() else source
 
     def open_labelled(self, source: DataSource, split: str | None = None) -> HeldOut:
         """All rows of one split, read with the run's columns, task and labels."""

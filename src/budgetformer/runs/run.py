@@ -28,12 +28,7 @@ from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.export.verify import CheckRows, made_up_rows
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import (
-    COPY_AGAIN,
-    hash_files,
-    named_read_errors,
-    recover_directory,
-)
+from budgetformer.runs.files import COPY_AGAIN, hash_files, named_read_errors, read_json, recover_directory
 from budgetformer.runs.record import read_record
 from budgetformer.runs.rows import HeldOut, RunRows
 
@@ -72,8 +67,9 @@ class Run:
     def open(cls, folder: str | Path) -> Run:
         """The run in a directory; a missing, unfinished or foreign one is refused with the remedy."""
         folder = Path(folder)
-        with suppress(OSError):
-            recover_directory(folder)
+        if not folder.is_dir():
+            with suppress(OSError):
+                recover_directory(folder)  # of an export that was killed while it replaced this one
         if not folder.is_dir():
             raise ModelError(f"{folder} does not exist: give the directory of a run")
         return cls(folder, read_record(folder), exported=(folder / "export.json").exists())
@@ -85,33 +81,47 @@ class Run:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerFast:
-        with named_read_errors(self.folder / "tokenizer.json", COPY_AGAIN):
-            return load_tokenizer(self.folder, offline=True)
+        file = self.folder / "tokenizer.json"
+        with named_read_errors(file, COPY_AGAIN):
+            tokenizer = load_tokenizer(self.folder, offline=True)
+            size = read_json(self.folder / "config.json", COPY_AGAIN)["vocab_size"]
+            if (last := max(tokenizer.get_vocab().values())) >= size:
+                raise ModelError(f"{file} has the id {last}, and the model {size} pieces: {COPY_AGAIN}")
+            tokenizer("a word \N{SNOWMAN}", "and another")  # what is wrong with its other parts shows here
+            return tokenizer
 
     @cached_property
     def model(self) -> BudgetFormerForSequenceClassification:
         """The torch model, for evaluation, on the CPU."""
+        from budgetformer.engine.torch import TorchEngine
         from budgetformer.models.model import BudgetFormerForSequenceClassification
 
         with named_read_errors(self.folder, COPY_AGAIN):
             model = BudgetFormerForSequenceClassification.from_pretrained(self.folder, offline=True)
             model.train(False)
-            self._check_config(model.config)
+            self._try(TorchEngine(model))
             return model
 
-    def _check_config(self, config: BudgetFormerConfig) -> None:
-        """Refuse a model for other labels, another task or shorter texts than the record says."""
+    def _try(self, engine: Engine) -> None:
+        """Run it once, so that whatever is wrong with the values in its files shows where they are named."""
+        rows = made_up_rows(self.config, self.max_length, self.pairs).table
+        score(engine, rows.select(np.arange(1)), self.budget(None))
+
+    @cached_property
+    def config(self) -> BudgetFormerConfig:
+        """The model's config, without its weights, for the labels, the task and the length that the record names."""
+        file, outputs = self.folder / "config.json", len(self.labels) or 1
+        with named_read_errors(file, COPY_AGAIN):
+            if (number := read_json(file, COPY_AGAIN).get("num_labels", outputs)) != outputs:
+                raise ModelError(f"{file} has num_labels {number!r:.60}, not {outputs}: {COPY_AGAIN}")
+            config = BudgetFormerConfig.from_pretrained(self.folder)
         labels = [] if config.task == "regression" else config.label_names
         most = min(self.max_length, config.max_position_embeddings)
         for key, value in {"task": config.task, "labels": labels, "max_length": most}.items():
             if value != self.record[key]:
                 raise ModelError(f"{self.folder}: {key} is {self.record[key]!r:.80} in the record and {value!r:.80} in "
                                  f"config.json: {COPY_AGAIN}")  # fmt: skip
-
-    @cached_property
-    def config(self) -> BudgetFormerConfig:
-        """The model's config, without its weights."""
-        return BudgetFormerConfig.from_pretrained(self.folder)
+        return config
 
     @cached_property
     def points(self) -> dict[str, str]:
@@ -128,7 +138,9 @@ class Run:
     def baseline(self) -> Run | None:
         """The dense twin, where it was trained."""
         folder = self.folder / "baseline"
-        return Run.open(folder) if (folder / "config.json").exists() else None
+        if (file := folder / "run.json").exists() and read_json(file, COPY_AGAIN).get("status") != "done":
+            return None  # its training has not come to an end
+        return Run.open(folder) if folder.exists() else None
 
     def budget(self, text: str | float | Dial | None) -> Dial:
         """A budget as it is written, or the name of an operating point; None: as learned, or as exported."""
@@ -140,8 +152,8 @@ class Run:
         """What runs the model: ONNX Runtime for an export, else torch (default: on a GPU if there is one)."""
         if self.exported:
             with named_read_errors(self.folder, COPY_AGAIN):
-                engine = OnnxEngine.load(self.folder, self.budget(None), torch.get_num_threads())
-                self._check_config(engine.config)
+                engine = OnnxEngine.load(self.folder, self.config, self.budget(None), torch.get_num_threads())
+                self._try(engine)
                 return engine
         from budgetformer.engine.torch import TorchEngine
 
@@ -248,13 +260,15 @@ class Run:
         try:
             rows = self.rows.held_out(data, split, prefer="validation", unseen=True).sample(limit)
             table, name, notes, columns = self.encode(rows), rows.split, rows.notes, rows.data.columns_chosen
+            place = rows.data.source.data
         except DataError as error:
             if data is None:
                 raise
             source = DataSource(data) if isinstance(data, str) else data
             table, name, columns = self._unlabelled(source), "unlabelled", f"read without labels ({error})"
             table, notes = (table if limit is None else table.select(sample_rows(len(table), limit))), []
-        result = calibrate(self.engine(), table, split=name, **targets)
+            place = source.data
+        result = {"data": place, **calibrate(self.engine(), table, split=name, **targets)}
         write_calibration(self.folder, result)
         self.__dict__.pop("points", None)
         return {**result, "notes": notes, "columns": columns}

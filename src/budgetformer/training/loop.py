@@ -261,7 +261,7 @@ class Fit:
         }
         self._record(record)
         shown = {"epoch": state.epoch + 1, "loss": means["loss"], "s": s_mean}
-        shown["heads"] = "/".join(f"{k:.1f}" for k in heads)
+        shown["heads by layer"] = f"{' '.join(f'{k:.1f}' for k in heads)} of {self.model.config.num_attention_heads}"
         if state.best_score is not None:
             shown["best"] = state.best_score
         view.step(state.step, {**shown, "tokens/s": round(speed)})

@@ -128,10 +128,10 @@ class _Session:
         """Fine-tune the base with all heads in baseline/, then train budgets from there: both outcomes, ours first."""
         dense, twin = None, None
         if recipe.dense_epochs:
-            self.log(f"{recipe.base} with all heads:")
             dense, plain = folder / "baseline", dense_recipe(recipe)
+            self.log(f"{recipe.base} with all heads, epochs: {plain.epochs} (dense_epochs)")
             twin = self.fit(plain, dense, lambda: build_dense(self.prepared, plain))
-            self.log("with head budgets, from there:")
+            self.log(f"with head budgets, from there, epochs: {recipe.epochs}")
         return self.fit(recipe, folder, lambda: build_budgeted(self.prepared, recipe, dense)), twin
 
     def fit(
