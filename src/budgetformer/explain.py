@@ -151,7 +151,7 @@ class Explainer:
         of the chosen budget, or without any (`maps` says which).
         """
         heads, layers = self.config.num_attention_heads, self.config.num_hidden_layers
-        budgets, start = slider(budget, heads)
+        budgets, start = slider(budget, heads, exits=bool(self.model.config.exits))
         shown: list[tuple[Pieces, dict[str, Any]]] = []
         every = chosen = 0
         for text, text_pair in texts:
@@ -213,11 +213,16 @@ def stored_examples(folder: Path) -> list[dict[str, str | None]]:
         return [{"text": str(row["text"]), "text_pair": row["text_pair"] and str(row["text_pair"])} for row in rows]
 
 
-def slider(budget: str | Dial | None, heads: int) -> tuple[list[str], int]:
+def slider(budget: str | Dial | None, heads: int, *, exits: bool = False) -> tuple[list[str], int]:
     """The budgets of the page's slider, from one head of each layer to all of them, and the place of `budget`.
 
-    A mean over all layers, as calibrated points are, has a place of its own before the learned budget.
+    A mean over all layers, as calibrated points are, has a place of its own before the learned budget. Of a model with
+    exits the budgets are shares of the cost.
     """
+    if exits:
+        dial, shares = Dial.parse(budget), ["0", "0.1", "0.2", "0.3", "0.5", "0.7", "learned", "full"]
+        shares = shares if str(dial) in shares else [*shares[:-2], str(dial), *shares[-2:]]
+        return shares, shares.index(str(dial))
     dial, budgets = Dial.parse(budget), [*(f"max:{most / heads}" for most in range(1, heads)), "learned", "full"]
     if dial.mode == "mean":
         return [*budgets[:-2], str(dial), *budgets[-2:]], heads - 1

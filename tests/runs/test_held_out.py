@@ -7,6 +7,7 @@ import itertools
 import json
 import shutil
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +144,7 @@ def test_curve_and_export_see_every_class_of_a_test_file_that_is_sorted_by_class
     monkeypatch.setattr("budgetformer.training.record.dial_point", point)
     run = Run.open(train_tiny(write_reviews(tmp_path / "train.csv"), "--test", ranked, "--epochs", "1"))
     monkeypatch.setattr("budgetformer.runs.run._CHECK_ROWS", 10)
-    monkeypatch.setattr("budgetformer.export.run.export_model", export)
+    monkeypatch.setattr(import_module("budgetformer.export.run"), "export_model", export)
     run.export(tmp_path / "onnx")
     assert [sorted(labels) for labels in seen] == [sorted(run.labels)] * (len(DIALS) + 2)
 

@@ -41,7 +41,8 @@ class Engine:
         self.budgets = ["learned", "full", "fixed:X", "max:X", *(["mean:X"] if config.gate.ranks_layers else [])]
         self.budgets = [*(["a share of the cost such as 0.3"] if config.exits else []), *self.budgets, *run.points]
         self.budget, heads = self.dial(str(scorer.budget)), config.num_attention_heads
-        positions, start = slider(None if self.budget.mode == "fixed" else self.budget, heads)
+        shown = None if self.budget.mode == "fixed" else self.budget
+        positions, start = slider(shown, heads, exits=bool(config.exits))
         self.info = Info(
             model=run.digest[:16], task=scorer.task, labels=scorer.labels, pairs=run.pairs, heads=heads,
             layers=config.num_hidden_layers, max_tokens=scorer.max_length, budget=str(self.budget),
