@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -68,7 +69,7 @@ class Explainer:
     ) -> dict[str, Any]:
         """Where one head looks: row i of `map` is what token i takes from each token, whether the head ran or not."""
         pieces, dial = self.read(text, text_pair), Dial.parse(budget)
-        rows = self._run(pieces, dial, {layer: [head]}).attentions[layer][0, 0].tolist()
+        rows = self._run(pieces, self._to_the_end(dial), {layer: [head]}).attentions[layer][0, 0].tolist()
         place = {"dial": str(dial), "layer": layer, "head": head, "tokens": pieces.tokens}
         return {**place, "map": [[round(value, 4) for value in row] for row in rows]}
 
@@ -97,8 +98,12 @@ class Explainer:
             ids = torch.tensor([pieces.ids], device=device)
             return self.model(ids, token_type_ids=types, budget=dial, attention_heads=heads)
 
+    def _to_the_end(self, dial: Dial) -> Dial:
+        """The same heads, but the text goes through every layer."""
+        return Dial("exit", 0.0) if self.config.exits and dial.mode in ("learned", "share", "exit") else dial
+
     def _explain(self, pieces: Pieces, dial: Dial) -> dict[str, Any]:
-        output, config = self._run(pieces, dial), self.config
+        output, config, stages = self._run(pieces, dial), self.config, self.config.stages
         layers = [
             {
                 "s": float(layer.budget[0]),
@@ -111,9 +116,11 @@ class Explainer:
         ]
         values = probabilities_of(output.logits.float().cpu().numpy(), config.task)
         labels = [] if config.task == "regression" else config.label_names
-        shape, tokens = model_shape(config), len(pieces.ids)
-        used = count(shape, tokens, [layer["k"] for layer in layers], "selective" if config.gate.selects else "dense")
-        dense = count(shape, tokens, (), "dense")
+        shape, tokens, stage = model_shape(config), len(pieces.ids), -1 if output.exits is None else int(output.exits)
+        path: dict[str, Any] = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
+        path["execution"] = "selective" if config.gate.selects else "dense"
+        used = count(shape, tokens, [layer["k"] for layer in layers], **path)
+        dense = count(replace(shape, words=False), tokens, (), "dense")
         return {
             "dial": str(dial),
             "tokens": pieces.tokens,
@@ -122,6 +129,7 @@ class Explainer:
             "cut": pieces.cut,
             "label": named(values, config.task, labels)[0],
             "probabilities": dict(zip(labels, rounded(values, config.task)[0].tolist(), strict=False)),
+            "exit": stages.names[stage] if config.exits else None,
             "gated": config.gate.selects,
             "layers": layers,
             "flops": {
@@ -154,7 +162,7 @@ class Explainer:
             for each in budgets:
                 exact = json.dumps(self._explain(pieces, Dial.parse(each)))
                 result = json.loads(exact, parse_float=lambda number: round(float(number), 4))
-                key = str([layer["active"] for layer in result["layers"]])
+                key = str([result["exit"], *(layer["active"] for layer in result["layers"])])
                 places.append(distinct.setdefault(key, (len(distinct), result))[0])
             results = [result for _, result in distinct.values()]
             shown.append((pieces, {"text": text, "text_pair": text_pair, "places": places, "results": results}))
@@ -171,7 +179,7 @@ class Explainer:
     def _maps(self, pieces: Pieces, dial: Dial) -> str:
         """The maps of all heads, layer by layer: a byte for each value, in base64."""
         every = {layer: range(self.config.num_attention_heads) for layer in range(self.config.num_hidden_layers)}
-        attentions = self._run(pieces, dial, every).attentions
+        attentions = self._run(pieces, self._to_the_end(dial), every).attentions
         maps = torch.stack([attentions[layer][0] for layer in every])
         return base64.b64encode((maps * 255).round().byte().cpu().numpy().tobytes()).decode()
 
@@ -179,19 +187,24 @@ class Explainer:
 def describe(config: BudgetFormerConfig, folder: Path) -> str:
     """How a run chooses heads: what its gates can do, and what its evaluation saw them do."""
     every = config.num_hidden_layers * config.num_attention_heads
-    if not config.gate.selects:
-        return f"This model has no gates: all {every} heads run, whatever the text."
     chooses = "For each text this model chooses the heads that run, and never computes the rest."
     if not config.gate.per_input:
         chooses = "This model runs the same heads for every text, and never computes the rest."
-    if not (file := folder / "evaluation.json").exists():
+    if not config.gate.selects:
+        chooses = f"This model has no gates: all {every} heads run, whatever the text."
+    if config.exits:
+        chooses = "A text leaves this model as soon as its answer is trusted, and the rest is never computed."
+    if not (file := folder / "evaluation.json").exists() or not (config.exits or config.gate.selects):
         return chooses
     results = read_json(file, _REMEDY)
     with named_read_errors(file, _REMEDY):
         result = results["test"] or results["validation"]
+        texts = f"its {int(result['rows']):,} {result['split']} texts"
+        if config.exits:
+            left = zip(result["exits"]["share"], result["exits"]["stages"], strict=True)
+            return f"{chooses} Of {texts} {', '.join(f'{share:.0%} left at {stage}' for share, stage in left)}."
         least, most = (int(result["budget"]["heads_per_text"][name]) for name in ("least", "most"))
         mean = float(result["budget"]["k_over_h"]) * every
-        texts = f"its {int(result['rows']):,} {result['split']} texts"
     if least < most:
         return f"{chooses} For {texts} it ran {least} to {most} of {every} heads, {mean:.3g} on average."
     return f"This model ran {least} of {every} heads for each of {texts}, and never computes the rest."
@@ -209,15 +222,18 @@ def stored_examples(folder: Path) -> list[dict[str, str | None]]:
 def slider(budget: str | Dial | None, heads: int) -> tuple[list[str], int]:
     """The budgets of the page's slider, from one head of each layer to all of them, and the place of `budget`.
 
-    A mean over all layers, as calibrated points are, has a place of its own before the learned budget.
+    A mean over all layers, a share of the cost and a limit for exits, as calibrated points are, have a place of their
+    own before the learned budget.
     """
     dial, budgets = Dial.parse(budget), [*(f"max:{most / heads}" for most in range(1, heads)), "learned", "full"]
-    if dial.mode == "mean":
+    if dial.mode in ("mean", "share", "exit"):
         return [*budgets[:-2], str(dial), *budgets[-2:]], heads - 1
     if dial.mode == "max" and dial.value is not None:
         return budgets, min(max(1, int(dial.value * heads + 1e-6)), heads) - 1
     if dial.mode not in ("learned", "full"):
-        raise UsageError(f"budget {str(dial)!r} is not on the page's slider: give learned, full, max:X or mean:X")
+        raise UsageError(
+            f"budget {str(dial)!r} is not on the page's slider: give learned, full, a share, max:X, mean:X or exit:X"
+        )
     return budgets, budgets.index(dial.mode)
 
 
