@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -71,13 +72,9 @@ class Explainer:
         Whether the head ran or not, and whether the text came so far or had left before.
         """
         pieces, dial = self.read(text, text_pair), Dial.parse(budget)
-        rows = self._run(pieces, self._all_layers(dial), {layer: [head]}).attentions[layer][0, 0].tolist()
+        rows = self._run(pieces, self._to_the_end(dial), {layer: [head]}).attentions[layer][0, 0].tolist()
         place = {"dial": str(dial), "layer": layer, "head": head, "tokens": pieces.tokens}
         return {**place, "map": [[round(value, 4) for value in row] for row in rows]}
-
-    def _all_layers(self, dial: Dial) -> Dial:
-        """The same heads, without leaving early."""
-        return Dial("exit", 0.0) if self.model.config.exits and dial.heads == Dial() else dial
 
     def read(self, text: str, text_pair: str | None = None) -> Pieces:
         """Tokenise a text or a pair."""
@@ -104,8 +101,12 @@ class Explainer:
             ids = torch.tensor([pieces.ids], device=device)
             return self.model(ids, token_type_ids=types, budget=dial, attention_heads=heads)
 
+    def _to_the_end(self, dial: Dial) -> Dial:
+        """The same heads, but the text goes through every layer."""
+        return Dial("exit", 0.0) if self.config.exits and dial.mode in ("learned", "share", "exit") else dial
+
     def _explain(self, pieces: Pieces, dial: Dial) -> dict[str, Any]:
-        output, config = self._run(pieces, dial), self.config
+        output, config, stages = self._run(pieces, dial), self.config, self.config.stages
         layers = [
             {
                 "s": float(layer.budget[0]),
@@ -118,9 +119,11 @@ class Explainer:
         ]
         values = probabilities_of(output.logits.float().cpu().numpy(), config.task)
         labels = [] if config.task == "regression" else config.label_names
-        shape, tokens = model_shape(config), len(pieces.ids)
-        used = count(shape, tokens, [layer["k"] for layer in layers], "selective" if config.gate.selects else "dense")
-        dense = count(shape, tokens, (), "dense")
+        shape, tokens, stage = model_shape(config), len(pieces.ids), -1 if output.exits is None else int(output.exits)
+        path: dict[str, Any] = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
+        path["execution"] = "selective" if config.gate.selects else "dense"
+        used = count(shape, tokens, [layer["k"] for layer in layers], **path)
+        dense = count(replace(shape, words=False), tokens, (), "dense")
         return {
             "dial": str(dial),
             "tokens": pieces.tokens,
@@ -129,6 +132,7 @@ class Explainer:
             "cut": pieces.cut,
             "label": named(values, config.task, labels)[0],
             "probabilities": dict(zip(labels, rounded(values, config.task)[0].tolist(), strict=False)),
+            "exit": stages.names[stage] if config.exits else None,
             "gated": config.gate.selects,
             "layers": layers,
             "flops": {
@@ -161,7 +165,7 @@ class Explainer:
             for each in budgets:
                 exact = json.dumps(self._explain(pieces, Dial.parse(each)))
                 result = json.loads(exact, parse_float=lambda number: round(float(number), 4))
-                key = str([layer["active"] for layer in result["layers"]])
+                key = str([result["exit"], *(layer["active"] for layer in result["layers"])])
                 places.append(distinct.setdefault(key, (len(distinct), result))[0])
             results = [result for _, result in distinct.values()]
             shown.append((pieces, {"text": text, "text_pair": text_pair, "places": places, "results": results}))
@@ -178,7 +182,7 @@ class Explainer:
     def _maps(self, pieces: Pieces, dial: Dial) -> str:
         """The maps of all heads, layer by layer: a byte for each value, in base64."""
         every = {layer: range(self.config.num_attention_heads) for layer in range(self.config.num_hidden_layers)}
-        attentions = self._run(pieces, self._all_layers(dial), every).attentions
+        attentions = self._run(pieces, self._to_the_end(dial), every).attentions
         maps = torch.stack([attentions[layer][0] for layer in every])
         return base64.b64encode((maps * 255).round().byte().cpu().numpy().tobytes()).decode()
 
@@ -186,19 +190,24 @@ class Explainer:
 def describe(config: BudgetFormerConfig, folder: Path) -> str:
     """How a run chooses heads: what its gates can do, and what its evaluation saw them do."""
     every = config.num_hidden_layers * config.num_attention_heads
-    if not config.gate.selects:
-        return f"This model has no gates: all {every} heads run, whatever the text."
     chooses = "For each text this model chooses the heads that run, and never computes the rest."
     if not config.gate.per_input:
         chooses = "This model runs the same heads for every text, and never computes the rest."
-    if not (file := folder / "evaluation.json").exists():
+    if not config.gate.selects:
+        chooses = f"This model has no gates: all {every} heads run, whatever the text."
+    if config.exits:
+        chooses = "A text leaves this model as soon as its answer is trusted, and the rest is never computed."
+    if not (file := folder / "evaluation.json").exists() or not (config.exits or config.gate.selects):
         return chooses
     results = read_json(file, _REMEDY)
     with named_read_errors(file, _REMEDY):
         result = results["test"] or results["validation"]
+        texts = f"its {int(result['rows']):,} {result['split']} texts"
+        if config.exits:
+            left = zip(result["exits"]["share"], result["exits"]["stages"], strict=True)
+            return f"{chooses} Of {texts} {', '.join(f'{share:.0%} left at {stage}' for share, stage in left)}."
         least, most = (int(result["budget"]["heads_per_text"][name]) for name in ("least", "most"))
         mean = float(result["budget"]["k_over_h"]) * every
-        texts = f"its {int(result['rows']):,} {result['split']} texts"
     if least < most:
         return f"{chooses} For {texts} it ran {least} to {most} of {every} heads, {mean:.3g} on average."
     return f"This model ran {least} of {every} heads for each of {texts}, and never computes the rest."
@@ -229,7 +238,9 @@ def slider(budget: str | Dial | None, heads: int, *, exits: bool = False) -> tup
     if dial.mode == "max" and dial.value is not None:
         return budgets, min(max(1, int(dial.value * heads + 1e-6)), heads) - 1
     if dial.mode not in ("learned", "full"):
-        raise UsageError(f"budget {str(dial)!r} is not on the page's slider: give learned, full, max:X or mean:X")
+        raise UsageError(
+            f"budget {str(dial)!r} is not on the page's slider: give learned, full, a share, max:X, mean:X or exit:X"
+        )
     return budgets, budgets.index(dial.mode)
 
 

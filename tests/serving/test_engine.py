@@ -99,6 +99,16 @@ def test_operating_points_are_served_by_name(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+def test_budgets_of_depth_are_served(tiny_staged: Path) -> None:
+    engine = engine_of(tiny_staged, budget="exit:inf")
+    assert {"share:X", "exit:X"} < set(engine.info.budgets)
+    table = engine.encode([("a superb story of town", None)])
+    (early,), (late,) = (engine.answers(table, engine.dial(budget)) for budget in ("exit:inf", "exit:0"))
+    assert (early["heads"]["used"], engine.info.slider[engine.info.start]) == (0, "exit:inf")
+    assert late["heads"]["used"] > 0
+    engine.self_test()
+
+
 def test_several_labels_and_numbers(tmp_path: Path) -> None:
     several = engine_of(write_run(tmp_path / "several", problem_type="multi_label_classification"))
     (answer,) = several.answers(several.encode([(TEXTS[0], None)]), several.budget)

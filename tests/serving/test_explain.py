@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,29 @@ def test_every_kind_of_answer_and_gate() -> None:
     assert dense["flops"]["used"] == dense["flops"]["dense"]
     random = Explainer(*small(gates={"kind": "random"}))
     assert random.explain(TEXTS[0]) == random.explain(TEXTS[0])
+
+
+@pytest.mark.parametrize("budget", ["learned", "exit:0", "exit:inf", "full", "max:0.25"])
+def test_a_text_that_leaves_early_is_explained_as_it_is_predicted(tiny_staged: Path, budget: str) -> None:
+    run, text = Run.open(tiny_staged), "a superb story of town"
+    explainer, config = Explainer(run.model, run.tokenizer, run.max_length), run.model.config
+    answer, scores = explainer.explain(text, budget=budget), run.scorer(budget).score([text])
+    assert answer["exit"] == config.stages.names[scores.exits[0]]
+    assert (answer["exit"] == "words") == (budget == "exit:inf" or scores.exits[0] == 0)
+    assert [layer["k"] for layer in answer["layers"]] == scores.heads[0].tolist()
+    assert answer["label"] == run.predict([text], budget=budget).labels[0]
+    assert answer["flops"]["used"] == int(cost_of(scores, config)["flops_per_text"])
+    assert answer["flops"]["used"] / answer["flops"]["dense"] == pytest.approx(cost_of(scores, config)["flops_ratio"])
+    for layer in range(config.num_hidden_layers):
+        assert sum(explainer.attention(text, None, layer, 1, budget)["map"][0]) == pytest.approx(1, abs=0.01)
+    data = explainer.precompute([(text, None)], budget)
+    assert data["texts"][0]["results"][data["texts"][0]["places"][data["start"]]]["exit"] == answer["exit"]
+
+
+def test_the_description_says_where_texts_left(tiny_staged: Path) -> None:
+    config = Run.open(tiny_staged).model.config
+    assert describe(config, tiny_staged).startswith("A text leaves this model as soon as its answer is trusted")
+    assert re.search(r"Of its \d+ test texts \d+% left at words, \d+% left at layer 1", describe(config, tiny_staged))
 
 
 def evaluated(folder: Path, least: Any, most: Any, rows: Any = 40) -> Path:

@@ -13,6 +13,7 @@ from tests.serving.small import TEXTS, small
 
 from budgetformer.errors import UsageError
 from budgetformer.explain import Explainer, page, slider
+from budgetformer.runs.run import Run
 
 api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: pip install -e '.[dev]'")
 FLAGS = (
@@ -221,6 +222,23 @@ def test_a_dense_model_has_nothing_to_slide(browser: Any) -> None:
     shown.sees(".heads .big", "8 of 8")
     api.expect(shown.page.get_by_role("slider")).to_be_disabled()
     shown.sees(".cost .big", "100 %")
+    assert shown.faults == []
+
+
+def test_a_text_that_leaves_early_says_so(browser: Any, tiny_staged: Path, tmp_path: Path) -> None:
+    run, file = Run.open(tiny_staged), tmp_path / "heads.html"
+    shown = Shown(browser, run.model, run.tokenizer)
+    data = shown.explainer.precompute([("a superb story of town", None)], "exit:inf")
+    file.write_text(page({**data, "description": ""}), encoding="utf-8")
+    shown.page.goto(file.as_uri())
+    shown.sees(".heads .big", "0 of 8")
+    shown.sees("#budget-words", "texts leave at the limit inf")
+    shown.sees(".answer .note", re.compile("Its words alone decided it, before the first layer"))
+    shown.page.locator(".head").nth(5).click()
+    shown.sees(".look .readout", "It was not computed for this text; this is where it would have looked.")
+    shown.page.get_by_role("slider").focus()
+    shown.page.keyboard.press("End")
+    shown.sees(".heads .big", "8 of 8")
     assert shown.faults == []
 
 

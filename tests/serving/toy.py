@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from tests.tables import make_table
 
+from budgetformer import BudgetFormerConfig
 from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Scores
 from budgetformer.explain import Explainer
@@ -29,6 +30,7 @@ class ToyEngine(Engine):
     """A token a word; a text that begins with "good" is good. While `gate` is closed, the model stands still."""
 
     def __init__(self, *, pairs: bool = False, fails: str = "") -> None:
+        self.config = BudgetFormerConfig.preset("tiny")
         self.points, self.budget, self.budgets = {}, Dial(), ["learned", "full", "fixed:X", "max:X"]
         self.info = Info(
             model="0" * 16, task="single_label_classification", labels=["bad", "good"], pairs=pairs, layers=2, heads=4,
@@ -74,7 +76,7 @@ class ToyExplainer(Explainer):
         layer = {"s": 0.5, "k": 2, "relevance": [0.25] * 4, "weights": [0.5] * 4, "active": [True] * 4}
         return {
             "dial": str(budget), "tokens": text.split(), "joined": [], "parts": [], "cut": False, "label": "good",
-            "probabilities": {}, "gated": True, "layers": [layer] * 2, "flops": {"used": 1},
+            "probabilities": {}, "exit": None, "gated": True, "layers": [layer] * 2, "flops": {"used": 1},
         }  # fmt: skip
 
     def attention(

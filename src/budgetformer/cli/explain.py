@@ -22,7 +22,12 @@ def explain(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
     text: Annotated[list[str], typer.Option(help="The text; twice: two texts to compare.", show_default=False)],
     text_pair: Annotated[list[str] | None, typer.Option(help="Its second text, if the model reads pairs.")] = None,
-    budget: Annotated[str, typer.Option(help="Where the slider begins: learned, full, max:X, mean:X.")] = "learned",
+    budget: Annotated[
+        str,
+        typer.Option(
+            help="Where the slider begins: learned, full, a share of the cost, max:X, mean:X, a point's name."
+        ),
+    ] = "learned",
     output: Annotated[Path | None, typer.Option("-o", "--output", help="The page (default: heads.html).")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output, at any budget.")] = False,
 ) -> None:

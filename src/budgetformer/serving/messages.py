@@ -125,6 +125,7 @@ class Explanation(BaseModel):
     cut: bool
     label: str | list[str] | float
     probabilities: dict[str, float]
+    exit: str | None = Field(description="the stage at which the text left; null where the model has no exits")
     gated: bool
     layers: list[Layer]
     flops: dict[str, int]

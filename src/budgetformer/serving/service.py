@@ -36,10 +36,12 @@ class Engine:
     def __init__(self, settings: Settings) -> None:
         self.source = run = Run.open(settings.run)
         self._scorer = scorer = run.scorer(settings.budget)
-        config, self.points = scorer.config, run.points
+        self.config = config = scorer.config
+        self.points = run.points
         # The paper's ablations are not served: they do not give the same answer twice, or not for the heads that run.
-        self.budgets = ["learned", "full", "fixed:X", "max:X", *(["mean:X"] if config.gate.ranks_layers else [])]
-        self.budgets = [*(["a share of the cost such as 0.3"] if config.exits else []), *self.budgets, *run.points]
+        depth, mean = bool(config.exits), config.gate.ranks_layers
+        self.budgets = ["learned", "full", *["share:X", "exit:X"] * depth, "fixed:X", "max:X", *["mean:X"] * mean]
+        self.budgets += run.points
         self.budget, heads = self.dial(str(scorer.budget)), config.num_attention_heads
         shown = None if self.budget.mode == "fixed" else self.budget
         positions, start = slider(shown, heads, exits=bool(config.exits))
@@ -58,8 +60,7 @@ class Engine:
     def dial(self, text: str) -> Dial:
         """One of the budgets that the service takes, or an operating point by name."""
         dial = named_dial(text, self.points)
-        known = {budget.removesuffix(":X") for budget in self.budgets}
-        if dial.mode not in known and not (dial.mode in ("share", "exit") and self._scorer.config.exits):
+        if dial.mode not in {budget.removesuffix(":X") for budget in self.budgets}:
             raise UsageError(f"budget {text!r} is not for this run's service: give one of {', '.join(self.budgets)}")
         return dial
 
@@ -77,7 +78,7 @@ class Engine:
         scores, task, labels = self.score(table, dial), self.info.task, self.info.labels
         values, chosen = rounded(scores.probabilities, task).tolist(), named(scores.probabilities, task, labels)
         order, used = ranking(scores.probabilities).tolist(), scores.heads.sum(1).tolist()
-        config, depth = self._scorer.config, {}
+        config, depth = self.config, {}
         if config.exits:
             depth["exit"] = [config.stages.names[stage] for stage in scores.exits_per_text]
             depth["cost"] = np.round(cost_shares(scores, config).astype(float), DECIMALS).tolist()
