@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from budgetformer.cost.flops import Execution, Flops, Shape, count
 from budgetformer.data.batches import Batch, Rows, collate, eval_plan
 from budgetformer.data.tokens import TokenTable
+from budgetformer.errors import ModelError
 from budgetformer.exits import Exits
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Dial
@@ -213,6 +214,9 @@ def score(
             result = engine.logits(collate(table, rows, config.pad_token_id or 0), dial)
             for name in shapes:
                 results[name][rows] = getattr(result, name)
+    if not np.isfinite(results["logits"]).all():
+        raise ModelError("the model's answers are not finite: its weights are damaged, or its training diverged; copy the "
+                         "run again, or train it again")  # fmt: skip
     return Scores(table, config.task, config.num_attention_heads, **results)
 
 
