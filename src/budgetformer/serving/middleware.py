@@ -24,7 +24,7 @@ logger = logging.getLogger("budgetformer.serving")
 
 
 class Admission:
-    """Wraps the app: checks requests first, counts every answer, and logs neither texts nor messages that may hold them."""
+    """Checks requests before the app sees them, counts every answer, and logs nothing that may hold a text."""
 
     def __init__(self, app: ASGIApp, service: Service, key: str | None) -> None:
         self._app, self._service, self._limits = app, service, service.settings
