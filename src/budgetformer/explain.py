@@ -214,7 +214,7 @@ def describe(config: BudgetFormerConfig, folder: Path) -> str:
 
 
 def stored_examples(folder: Path) -> list[dict[str, str | None]]:
-    """Texts of the user's data that were stored with a run; none where training was told not to."""
+    """Texts of the user's data that were stored with a run; none after `train --no-examples`."""
     if not (file := folder / "examples.json").exists():
         return []
     rows = read_json(file, _REMEDY)["examples"]

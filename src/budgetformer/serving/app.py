@@ -23,7 +23,7 @@ from budgetformer.explain import page as explain_page
 from budgetformer.nn.allocation import Dial
 from budgetformer.serving import messages
 from budgetformer.serving.messages import HeadBody, PredictBody, Refusal, TextBody, responses
-from budgetformer.serving.middleware import Border
+from budgetformer.serving.middleware import Admission
 from budgetformer.serving.service import Engine, Service, Text
 from budgetformer.serving.settings import KEY, Settings
 
@@ -53,7 +53,7 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
         title="budgetformer", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         description="Text classification that computes only the attention heads each text needs.",
     )  # fmt: skip
-    app.add_middleware(Border, service=service, key=os.environ.get(KEY))
+    app.add_middleware(Admission, service=service, key=os.environ.get(KEY))
     _errors(app, service)
     _looks(app, service)
     _work(app, service)

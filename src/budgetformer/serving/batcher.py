@@ -110,7 +110,7 @@ class Batcher:
             self._changed.notify()
 
     def patience(self, rows: Sequence[Row]) -> float:
-        """For how many more seconds the oldest row may wait for company."""
+        """For how many more seconds the oldest row may wait for others to share its batch."""
         oldest = rows[0]
         if oldest.dial is None or self._closed:
             return 0

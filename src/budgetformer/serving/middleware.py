@@ -1,4 +1,4 @@
-"""The border of the service: keys, sizes, times and counts, before anything is parsed."""
+"""Middleware: keys, hosts, sizes, timeouts and counts, before anything is parsed."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _DISCARD_SECONDS = 1.0
 logger = logging.getLogger("budgetformer.serving")
 
 
-class Border:
-    """Wraps the app: refuses at the door, counts every answer, and lets no exception and no text out."""
+class Admission:
+    """Checks requests before the app sees them, counts every answer, and logs nothing that may hold a text."""
 
     def __init__(self, app: ASGIApp, service: Service, key: str | None) -> None:
         self._app, self._service, self._limits = app, service, service.settings

@@ -1,4 +1,4 @@
-"""The service behind the routes: a run that answers, who is let in, and how work reaches the model and comes back."""
+"""The service behind the routes: a run that answers, admission, and how work reaches the model and comes back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `budgetformer serve` can be told."""
+"""The settings of a service."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Settings:
     workers: _Count = 1
     threads: _Count | None = None
     batch_tokens: _Count = 8192  # of a batch, with padding; 1: no batching
-    wait_ms: Annotated[float, Field(ge=0, le=1000)] = 2.0  # how long a text may wait for company
+    wait_ms: Annotated[float, Field(ge=0, le=1000)] = 2.0  # how long a text may wait for others to share its batch
     queue: _Count = 256  # texts taken in and not yet answered, of a worker; above it: 503
     max_texts: _Count = 64  # of a request
     max_chars: _Count = 20_000  # of a text
