@@ -215,8 +215,10 @@ def score(
             for name in shapes:
                 results[name][rows] = getattr(result, name)
     if not np.isfinite(results["logits"]).all():
-        raise ModelError("the model's answers are not finite: its weights are damaged, or its training diverged; copy the "
-                         "run again, or train it again")  # fmt: skip
+        raise ModelError(
+            "the model's answers are not finite: its weights are damaged, or its training diverged; copy the run again, "
+            "or train it again"
+        )
     return Scores(table, config.task, config.num_attention_heads, **results)
 
 
