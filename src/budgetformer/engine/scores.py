@@ -216,8 +216,8 @@ def score(
                 results[name][rows] = getattr(result, name)
     if not np.isfinite(results["logits"]).all():
         raise ModelError(
-            "the model's answers are not finite: its weights are damaged, or its training diverged; copy the run again, "
-            "or train it again"
+            "the model's answers are not finite: its weights are damaged, or its training diverged; copy or train it "
+            "again"
         )
     return Scores(table, config.task, config.num_attention_heads, **results)
 
