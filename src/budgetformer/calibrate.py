@@ -97,7 +97,7 @@ def calibrate(
     """
     config, labelled = engine.config, table.labels is not None
     _check(config, max_drop, max_cost, target_ms, confidence)
-    guarantees = _Guarantees(len(table), labelled, config.task, confidence)
+    guarantees = Guarantees(len(table), labelled, config.task, confidence)
     if not (max_disagreement or max_drop or max_cost or target_ms) and config.task != REGRESSION:
         max_disagreement = guarantees.default()
     positions = _positions(engine, table)
@@ -212,7 +212,7 @@ def lower_bound(cases: int, rows: int, confidence: float) -> float:
     return 1 - upper_bound(rows - cases, rows, confidence)
 
 
-class _Guarantees(NamedTuple):
+class Guarantees(NamedTuple):
     """What can be promised from so many rows."""
 
     rows: int
