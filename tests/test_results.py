@@ -29,6 +29,12 @@ def test_the_tables_of_the_retrofit_page_are_the_results(tmp_path: Path, capsys:
     assert drawn.read_text(encoding="utf-8") == published.read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
+def test_a_benchmark_names_what_is_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(file.parent))
+    runpy.run_path(str(file), run_name="imported")
+
+
 def test_the_retrofit_benchmark_runs_every_kind_of_method_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
