@@ -29,6 +29,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from transformers.utils import logging
+
 from budgetformer.cli import main as command_line
 
 SECONDS = 10
@@ -273,6 +275,8 @@ def main() -> None:
     parser.add_argument("--cases", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
     resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))  # an absurd size must not take the machine
     with tempfile.TemporaryDirectory() as name:
         folders, rows = make(Path(name))

@@ -28,7 +28,7 @@ import budgetformer.export.run  # noqa: F401 - children are forked with all libr
 from budgetformer.runs.run import Run
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
-BUDGETS = ("max:0.5", "learned")
+BUDGETS = ("max:0.5", "max:0.75")
 
 
 def forked(work: Callable[[], str | None]) -> int:
@@ -79,7 +79,7 @@ def main() -> None:
                 time.sleep(0.0005)
 
         began = time.monotonic()
-        until(child := export("learned"), began + 600, writing=True)
+        until(child := export(BUDGETS[1]), began + 600, writing=True)
         before_writing = time.monotonic() - began
         assert wait(child) == 0
         seconds = time.monotonic() - began
