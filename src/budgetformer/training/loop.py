@@ -269,6 +269,7 @@ class Fit:
     def _close_epoch(self, view: View) -> None:
         """Validate, keep the model if it is the best, write the record and a checkpoint."""
         state = self.state
+        self._check_weights()
         evaluation = self._validate("learned")
         full = self._validate("full") if self.model.config.gate.selects else evaluation
         if not math.isfinite(loss := evaluation.quality["loss"]):
@@ -332,10 +333,13 @@ class Fit:
         self.model.config.training_progress = self.progress
         self.model.save_pretrained(folder)
 
-    def _save(self) -> None:
-        random, sums = self._random_state(), self._reduced(self.state.sums)
+    def _check_weights(self) -> None:
         if self._any_process(not all(torch.isfinite(weight).all() for weight in self.model.parameters())):
             raise self._diverged(self.state.step, "a weight is no number")
+
+    def _save(self) -> None:
+        self._check_weights()
+        random, sums = self._random_state(), self._reduced(self.state.sums)
         if self.main:
             saved = replace(self.state, sums={name: value.tolist() for name, value in sums.items()})
             self.checkpoints.save(saved, self.model, self.optimizer, random)
