@@ -132,6 +132,18 @@ def test_an_estimator_for_other_classes_is_refused(copy: Path) -> None:
         BudgetFormerClassifier.load(copy)
 
 
+@pytest.mark.parametrize("content", ["{}", "null", '{"files": 5}', "{"])
+def test_an_export_with_a_damaged_record_is_not_replaced(
+    content: str, tiny_run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "export").mkdir()
+    (tmp_path / "export" / "export.json").write_text(content)
+    assert command("export", tiny_run, "-o", tmp_path / "export") == 4
+    assert "give another directory with -o" in capsys.readouterr().err
+    assert (tmp_path / "export" / "export.json").read_text() == content
+
+
 @contextmanager
 def another_user() -> Iterator[None]:
     """What follows runs with nobody's rights."""

@@ -238,6 +238,17 @@ def test_a_damaged_checkpoint_is_named_with_the_way_on(
         fit(prepared, tmp_path).run(resume=True)
 
 
+def test_a_flipped_bit_in_a_checkpoint_is_noticed(prepared: Prepared, tmp_path: Path) -> None:
+    run = fit(prepared, tmp_path)
+    run.run()
+    weights_file = run.checkpoints.complete()[-1] / "model.safetensors"
+    content = bytearray(weights_file.read_bytes())
+    content[-2] ^= 1
+    weights_file.write_bytes(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors was damaged or changed after it was written"):
+        fit(prepared, tmp_path).run(resume=True)
+
+
 def test_a_changed_recipe_or_data_is_refused(prepared: Prepared, tmp_path: Path) -> None:
     fit(prepared, tmp_path).run()
     other = RECIPE.changed({"learning_rate": 0.5}, where="test")

@@ -18,7 +18,7 @@ from budgetformer.export.network import EXIT, GATE, build, check
 from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Dial
-from budgetformer.runs.files import hash_files, read_json, write_directory, write_json
+from budgetformer.runs.files import hash_files, named_read_errors, read_json, write_directory, write_json
 from budgetformer.runs.provenance import environment
 
 if TYPE_CHECKING:
@@ -86,8 +86,10 @@ def check_target(model: BudgetFormerForSequenceClassification, target: Path, dia
     if target.is_dir() and any(target.iterdir()):
         if not (target / "export.json").exists():
             raise UsageError(f"{target} is not empty and holds no export: give another directory with -o")
-        files = {"calibration.json", *read_json(target / "export.json", "give another directory with -o")["files"]}
-        if others := sorted({path.name for path in target.iterdir()} - files):
+        with named_read_errors(target / "export.json", "give another directory with -o"):
+            record = read_json(target / "export.json", "give another directory with -o")
+            others = sorted({path.name for path in target.iterdir()} - {"calibration.json", *record["files"]})
+        if others:
             raise UsageError(f"{target} holds {others[0]!r} too, which no export wrote: give another directory with -o")
     if model.config.base is not None:
         raise UsageError(

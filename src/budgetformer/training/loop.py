@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import FrameType
@@ -24,7 +24,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from budgetformer.data import Batch, TokenTable, collate, plan_epoch
-from budgetformer.engine.scores import score
+from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import Evaluation, summarize
@@ -272,8 +272,7 @@ class Fit:
         self._check_weights()
         evaluation = self._validate("learned")
         full = self._validate("full") if self.model.config.gate.selects else evaluation
-        if not math.isfinite(loss := evaluation.quality["loss"]):
-            raise self._diverged(state.step, f"the validation loss is {loss:g}")
+        loss = evaluation.quality["loss"]
         better = state.best_score is None or (evaluation.score, -loss) > (state.best_score, -state.best_loss)
         state.epoch, state.batch = state.epoch + 1, 0
         if better:
@@ -316,7 +315,12 @@ class Fit:
 
     def _validate(self, dial: str) -> Evaluation:
         engine = TorchEngine(self.model, progress=self.progress)
-        scores = score(engine, self.validation, dial, share=(self.rank, self.world))
+        scores: Scores | None = None
+        with suppress(ModelError):  # answers that are no numbers, perhaps to the rows of one process alone
+            scores = score(engine, self.validation, dial, share=(self.rank, self.world))
+        if self._any_process(scores is None):
+            raise self._diverged(self.state.step, "the answers to validation rows are no numbers")
+        assert scores is not None
         # Rows that other processes evaluated are zero here; not every back end can sum int16.
         parts = {name: getattr(scores, name) for name in ("logits", "budget", "entropy", "exits")}
         parts = {name: value for name, value in parts.items() if value is not None}

@@ -131,7 +131,7 @@ class _Session:
             dense, plain = folder / "baseline", dense_recipe(recipe)
             self.log(f"{recipe.base} with all heads, epochs: {plain.epochs} (dense_epochs)")
             twin = self.fit(plain, dense, lambda: build_dense(self.prepared, plain))
-            self.log(f"with head budgets, from there, epochs: {recipe.epochs}")
+            self.log(f"with budgets, from there, epochs: {recipe.epochs}")
         return self.fit(recipe, folder, lambda: build_budgeted(self.prepared, recipe, dense)), twin
 
     def fit(
