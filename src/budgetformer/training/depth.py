@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file, save
 
 from budgetformer.calibrate import exit_curve
 from budgetformer.data import TokenTable
@@ -14,7 +14,7 @@ from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.exits import DISAGREEMENT, fit_rule
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.runs.files import named_write_errors
+from budgetformer.runs.files import named_read_errors, write_bytes
 from budgetformer.words import Words, fit_words, out_of_fold
 
 _PARTS = ("idf", "weights", "bias")
@@ -32,18 +32,16 @@ def fit_words_stage(
         return table
     assert table.labels is not None
     if file.exists():
-        saved = load_file(file)
+        with named_read_errors(file, "delete it and resume"):
+            saved = load_file(file)
     else:
         task = (table, np.asarray(table.labels), config.labels, config.task)
         bits = config.stages.options.word_bits
         words = fit_words(*task, bits=bits)
         saved = {name: getattr(words, name) for name in _PARTS}
         saved["out_of_fold"] = out_of_fold(*task, bits=bits, seed=seed)
-        with named_write_errors(file):
-            file.parent.mkdir(parents=True, exist_ok=True)
-            temporary = file.with_name(f".{file.name}.tmp")
-            save_file(saved, temporary)
-            temporary.replace(file)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, save(saved))
     stage.fill(Words(*(saved[name] for name in _PARTS)))
     return replace(table, words_logits=saved["out_of_fold"])
 
