@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 
 import budgetformer
-from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.scores import Scores, leave_early, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
-from budgetformer.evaluate import calibration_error, fit_temperature
+from budgetformer.evaluate import calibration_error, fit_temperatures
 from budgetformer.models.config import BudgetFormerConfig
-from budgetformer.models.model import BudgetFormerForSequenceClassification
 from tests.tables import make_table
 
 SINGLE, MULTI = "single_label_classification", "multi_label_classification"
@@ -41,8 +40,8 @@ def made(task: str, heat: float, rows: int = 4000, seed: int = 0) -> Scores:
 @pytest.mark.parametrize("heat", [0.5, 1.0, 3.0])
 def test_the_temperature_is_found_and_mends_the_error(task: str, heat: float) -> None:
     scores = made(task, heat)
-    assert fit_temperature(scores) == pytest.approx(heat, rel=0.06)
-    fitted = replace(scores, logits=scores.logits / np.float32(fit_temperature(scores)))
+    assert fit_temperatures(scores)[0] == pytest.approx(heat, rel=0.06)
+    fitted = replace(scores, logits=scores.logits / np.float32(fit_temperatures(scores)[0]))
     assert calibration_error(fitted) < 0.02
     if heat != 1:
         assert calibration_error(scores) > 4 * calibration_error(fitted)
@@ -62,7 +61,7 @@ def test_a_few_rows_that_are_all_right_prove_no_certainty() -> None:
     table = make_table([1] * 10, [1] * 10, np.zeros(10, np.int32))
     logits = np.tile(np.array([[2.0, 0.0]], np.float32), (10, 1))
     scores = Scores(table, SINGLE, 4, logits, np.ones((10, 2), np.int16), None, None)
-    chance = 1 / (1 + math.exp(-2 / fit_temperature(scores)))
+    chance = 1 / (1 + math.exp(-2 / fit_temperatures(scores)[0]))
     assert chance == pytest.approx(11 / 12, abs=1e-3)
 
 
@@ -71,24 +70,39 @@ def test_a_run_gives_out_its_temperature_everywhere(kind: str, request: pytest.F
     folder: Path = request.getfixturevalue(kind)
     config = json.loads((folder / "config.json").read_text())
     run = budgetformer.load(folder)
-    assert config["temperature"] != 1
+    (temperature,) = config["temperatures"]
+    assert temperature != 1
     rows = run.encode(run.held_out(prefer="validation"))
     fitted = score(TorchEngine(run.model), rows)
-    assert fit_temperature(fitted) == pytest.approx(1, abs=2e-3)  # it was fitted to these rows
-    run.model.config.temperature = 1.0
+    assert fit_temperatures(fitted)[0] == pytest.approx(1, abs=2e-3)  # it was fitted to these rows
+    run.model.config.temperatures = []
     plain = score(TorchEngine(run.model), rows)
-    np.testing.assert_array_equal(plain.logits / np.float32(config["temperature"]), fitted.logits)
+    np.testing.assert_array_equal(plain.logits / np.float32(temperature), fitted.logits)
     if fitted.task == MULTI:
         np.testing.assert_array_equal(plain.probabilities > 0.5, fitted.probabilities > 0.5)
     else:
         np.testing.assert_array_equal(plain.logits.argmax(1), fitted.logits.argmax(1))
     quality = json.loads((folder / "evaluation.json").read_text())["validation"]["quality"]
-    assert quality["calibration"] == pytest.approx({
-        "temperature": config["temperature"], "error": calibration_error(fitted),
-        "error_before": calibration_error(plain),
-    }, abs=1e-6)  # fmt: skip
-    assert f"{quality['calibration']['temperature']:.3g}" in (folder / "README.md").read_text()
+    assert quality["calibration"].pop("temperatures") == [temperature]
+    errors = {"error": calibration_error(fitted), "error_before": calibration_error(plain)}
+    assert quality["calibration"] == pytest.approx(errors, abs=1e-6)
+    assert f"at a temperature of {temperature} |" in (folder / "README.md").read_text()
     assert "How sure it is" in (folder / "report.html").read_text()
+
+
+def test_each_stage_has_its_own(tiny_staged: Path) -> None:
+    run = budgetformer.load(tiny_staged)
+    stages, engine = run.config.stages, TorchEngine(run.model)
+    rows = run.encode(run.held_out(prefer="validation"))
+    everywhere, learned = score(engine, rows, "exit:0"), score(engine, rows)
+    assert run.config.temperatures == fit_temperatures(everywhere)
+    assert len(set(run.config.temperatures)) == 3
+    assert learned.exits is not None
+    assert len(set(learned.exits.tolist())) > 1
+    early = leave_early(everywhere, stages, stages.options.limit)
+    np.testing.assert_allclose(early.logits, learned.logits, atol=1e-5)
+    assert everywhere.stage_logits is not None
+    np.testing.assert_array_equal(everywhere.stage_logits[:, -1] / stages.temperatures[-1], everywhere.logits)
 
 
 def test_regression_has_none_and_it_can_be_left_out(
@@ -96,7 +110,7 @@ def test_regression_has_none_and_it_can_be_left_out(
 ) -> None:
     off = train_tiny(reviews, "--set", "fit_temperature=false")
     for folder in (tiny_regression, off):
-        assert json.loads((folder / "config.json").read_text())["temperature"] == 1.0
+        assert json.loads((folder / "config.json").read_text())["temperatures"] == []
     assert "calibration" not in json.loads((tiny_regression / "evaluation.json").read_text())["test"]["quality"]
 
 
@@ -109,5 +123,10 @@ def test_training_and_teaching_are_as_without(train_tiny: Callable[..., Path], r
 
 @pytest.mark.parametrize("value", [0.0, -1.0, math.inf, math.nan])
 def test_a_temperature_is_above_zero(value: float) -> None:
-    with pytest.raises(UsageError, match="temperature="):
-        BudgetFormerForSequenceClassification(BudgetFormerConfig.preset("tiny", num_labels=2, temperature=value))
+    with pytest.raises(UsageError, match=r"temperatures=.*give 1, one for each stage, above 0"):
+        BudgetFormerConfig.preset("tiny", num_labels=2, temperatures=[value])
+
+
+def test_a_temperature_is_for_a_stage() -> None:
+    with pytest.raises(UsageError, match=r"temperatures=.*give 3, one for each stage"):
+        BudgetFormerConfig.preset("tiny", num_labels=2, exits={"layers": [1]}, temperatures=[1.0])

@@ -76,9 +76,10 @@ def summarize(scores: Scores, config: BudgetFormerConfig, *, split: str, dial: s
     metric, value, quality = _quality(scores, names)
     quality["loss"] = float(losses.mean())
     if config.task != "regression":
-        before = replace(scores, logits=scores.logits * np.float32(config.temperature))
+        scale = config.stages.temperatures[-1 if scores.exits is None else scores.exits, None]
+        before = replace(scores, logits=scores.logits * scale)
         errors = {"error": calibration_error(scores), "error_before": calibration_error(before)}
-        quality["calibration"] = {**errors, "temperature": config.temperature}
+        quality["calibration"] = {**errors, "temperatures": config.temperatures}
     return Evaluation(
         split=split,
         rows=len(table),
@@ -109,27 +110,31 @@ def calibration_error(scores: Scores) -> float:
     return float(np.abs(gaps).sum() / max(1, len(sure)))
 
 
-def fit_temperature(scores: Scores) -> float:
-    """The number that logits are to be divided by for the labels to be likeliest; answers stay as they are.
+def fit_temperatures(scores: Scores) -> list[float]:
+    """For each stage, the number that its logits are to be divided by for the labels to be likeliest; none for numbers.
 
-    So few rows cannot show that an answer is certain: as in Platt's scaling, a label counts as if every class had been
-    seen once more.
+    Answers stay as they are. A few rows cannot show that an answer is certain: as in Platt's scaling, a label counts as
+    if every class had been seen once more.
     """
     from scipy.optimize import minimize_scalar
     from scipy.special import log_softmax
 
     if scores.task == "regression":
-        return 1.0
-    logits, labels, rows = scores.logits.astype(np.float64), _labels(scores.table), len(scores.logits)
-    if scores.task == "multi_label_classification":  # no or yes, for each label
-        logits, labels = np.stack([np.zeros(logits.size), logits.ravel()], axis=1), labels.ravel()
-    shares = (np.eye(logits.shape[1])[labels] * rows + 1) / (rows + logits.shape[1])
+        return []
+    labels, rows, multi = _labels(scores.table), len(scores.logits), scores.task == "multi_label_classification"
+    classes = 2 if multi else scores.logits.shape[1]  # no or yes, for each label of several
+    shares = (np.eye(classes)[labels.ravel()] * rows + 1) / (rows + classes)
 
-    def loss(log_temperature: float) -> float:
+    def loss(log_temperature: float, logits: NDArray[np.float64]) -> float:
         return float(-(shares * log_softmax(logits / math.exp(log_temperature), axis=1)).sum(axis=1).mean())
 
-    best = minimize_scalar(loss, bounds=(-math.log(_HOTTEST), math.log(_HOTTEST)), method="bounded").x
-    return float(f"{math.exp(best):.4g}")
+    temperatures, bounds = [], (-math.log(_HOTTEST), math.log(_HOTTEST))
+    stages = scores.logits[:, None] if scores.stage_logits is None else scores.stage_logits
+    for stage in np.moveaxis(stages.astype(np.float64), 1, 0):
+        logits = np.stack([np.zeros(stage.size), stage.ravel()], axis=1) if multi else stage
+        best = minimize_scalar(loss, args=(logits,), bounds=bounds, method="bounded").x
+        temperatures.append(float(f"{math.exp(best):.4g}"))
+    return temperatures
 
 
 def _hardest(scores: Scores, losses: Floats, names: list[str], rows: int) -> list[dict[str, Any]]:

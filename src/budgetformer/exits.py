@@ -88,9 +88,10 @@ def complete_exits(table: Mapping[str, Any] | None, layers: int, task: str) -> d
 class Exits:
     """The stages of a model and the rule between them: `depths` in layers and `heads` of exits, by stage."""
 
-    def __init__(self, options: ExitOptions, layers: int, task: str, temperature: float = 1.0) -> None:
-        self.options, self.task, self.temperature = options, task, np.float32(temperature)
+    def __init__(self, options: ExitOptions, layers: int, task: str, temperatures: Sequence[float] = ()) -> None:
+        self.options, self.task = options, task
         self.depths = [*([0] if options.words else []), *(options.layers or ()), layers]
+        self.temperatures = np.array(temperatures or [1] * len(self.depths), np.float32)
         self.names = ["words" if depth == 0 else f"layer {depth}" for depth in self.depths]
         self.heads = [min(stage + (not options.words), len(options.layers or ())) for stage in range(len(self.depths))]
         self.closed: set[int] = set()  # stages that nothing leaves at

@@ -61,7 +61,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
 
 def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
     quality, budget, cost = evaluation["quality"], evaluation["budget"], evaluation["cost"]
-    interval, fitted = _interval(evaluation), "{error:.4f} ({error_before:.4f} before its temperature)"
+    interval, fitted = _interval(evaluation), "{error:.4f} (before: {error_before:.4f})"
     return {
         evaluation["metric"].replace("_", " "): f"{evaluation['score']:.4f}{interval and f' ({interval})'}",
         **({"macro F1": f"{quality['macro_f1']:.4f}"} if "macro_f1" in quality else {}),

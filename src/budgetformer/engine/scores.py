@@ -69,7 +69,7 @@ class Scores:
     budget: Floats | None  # (P, L)
     entropy: Floats | None  # (P, L)
     exits: NDArray[np.int64] | None = None  # (P,)
-    stage_logits: Floats | None = None  # (P, S, C) not yet divided by the temperature
+    stage_logits: Floats | None = None  # (P, S, C) not yet divided by the temperatures
 
     @cached_property
     def probabilities(self) -> Floats:
@@ -130,7 +130,7 @@ def leave_early(scores: Scores, stages: Exits, limit: float) -> Scores:
     ran = np.arange(scores.heads.shape[1]) < np.array(stages.depths)[exits][:, None]
     return replace(
         scores,
-        logits=scores.stage_logits[np.arange(len(exits)), exits] / stages.temperature,
+        logits=scores.stage_logits[np.arange(len(exits)), exits] / stages.temperatures[exits, None],
         heads=scores.heads * ran,
         budget=None if scores.budget is None else scores.budget * ran,
         entropy=None if scores.entropy is None else scores.entropy * ran,
@@ -207,7 +207,7 @@ def score(
     if (words := engine.words(table)) is not None:
         table = replace(table, words_logits=words)
         leaves = stages.leaves(0, words, limit) if len(stages.depths) > 1 else np.zeros(size, bool)
-        results["logits"][leaves], going_on = words[leaves] / stages.temperature, np.flatnonzero(~leaves)
+        results["logits"][leaves], going_on = words[leaves] / stages.temperatures[0], np.flatnonzero(~leaves)
     with engine.session(dial):
         for batch in _plan(table.lengths[going_on], config, engine.batch_tokens, batch_size)[share[0] :: share[1]]:
             rows = going_on[batch]

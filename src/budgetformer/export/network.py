@@ -86,7 +86,7 @@ def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate:
             pooled = _first_token(g, x, mask)
         logits = _linear(g, pooled, model.base.classifier)
         logits = logits if answer is None else g("Add", answer, logits)
-        logits = g("Div", logits, g.constant(np.float32(config.temperature)))
+        logits = g("Div", logits, g.constant(config.stages.temperatures[-1]))
     g.output("logits", logits, FLOAT, ["batch", config.labels])
     g.output("heads", g("Concat", *heads, axis=1), INT64, ["batch", config.num_hidden_layers])
     return g.finish()

@@ -86,7 +86,8 @@ class BudgetFormerConfig(PreTrainedConfig):
     gates: dict[str, Any] = field(default_factory=dict)
     exits: dict[str, Any] | None = None  # a table of ExitOptions; None: every text goes through all layers
     training_progress: float = 0.0
-    temperature: float = 1.0  # logits are given out divided by it, so that probabilities are as sure as they are right
+    # By stage: logits are given out divided by them, so that probabilities are as sure as they are right. None: by 1.
+    temperatures: list[float] = field(default_factory=list)
     label_smoothing: float = 0.0
     class_weights: list[float] | None = None
     distill_weight: float = 1.0  # of the distance to a teacher's logits, where they are given
@@ -134,8 +135,9 @@ class BudgetFormerConfig(PreTrainedConfig):
             raise UsageError(f"hidden_act={self.hidden_act!r}: give relu or gelu")
         if not 0 <= self.training_progress <= 1:
             raise UsageError(f"training_progress={self.training_progress}: it is t/T, give a number in [0, 1]")
-        if not 0 < self.temperature < math.inf:
-            raise UsageError(f"temperature={self.temperature}: give a number above 0")
+        stages, wrong = len(self.stages.depths), [t for t in self.temperatures if not 0 < t < math.inf]
+        if wrong or len(self.temperatures) not in (0, stages):
+            raise UsageError(f"temperatures={self.temperatures}: give {stages}, one for each stage, above 0; or none")
         if min(self.distill_weight, self.distill_layers) < 0 or self.distill_temperature <= 0:
             raise UsageError(
                 f"distill_weight={self.distill_weight}, distill_layers={self.distill_layers}, distill_temperature="
@@ -170,7 +172,7 @@ class BudgetFormerConfig(PreTrainedConfig):
     def stages(self) -> Exits:
         """The stages of the model; only the last layer where it has no exits."""
         options = ExitOptions(layers=[], words=False) if self.exits is None else ExitOptions(**self.exits)
-        return Exits(options, self.num_hidden_layers, self.task, self.temperature)
+        return Exits(options, self.num_hidden_layers, self.task, self.temperatures)
 
     def exit_limit(self, dial: Dial) -> float:
         """The limit of the exit rule that a budget means; a share of the cost needs exits."""

@@ -165,7 +165,9 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             parts |= self._distillation(staged, teacher_logits, teacher_states, mask_BN)
             loss = torch.stack(tuple(parts.values())).sum()
         exits = staged.exits if self.config.exits else None
-        logits = staged.logits / self.config.temperature
+        logits = staged.logits
+        if self.config.temperatures:
+            logits = logits / logits.new_tensor(self.config.temperatures)[staged.exits, None]
         output = BudgetFormerOutput(
             loss, logits, parts, staged.allocations, budgets.maps or None, exits, staged.stage_logits
         )

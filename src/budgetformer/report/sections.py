@@ -221,10 +221,12 @@ def mistakes(run: Results) -> Section:
         fitted = quality["calibration"]
         rows = [
             ["as trained", "1", format_percent(fitted["error_before"])],
-            ["as given out", format_decimal(fitted["temperature"], 2), format_percent(fitted["error"])],
+            ["as given out", numbers.format_value(fitted["temperatures"]), format_percent(fitted["error"])],
         ]
-        note = "How far a probability is from the share of such answers that is right, on average. Answers are the same"
-        tables.append(Table("lrr", ["probabilities", "temperature", "calibration error"], rows, "How sure it is", note))
+        note = "How far a probability is from the share of such answers that is right, on average. No answer differs."
+        tables.append(
+            Table("lrr", ["probabilities", "temperature by stage", "calibration error"], rows, "How sure it is", note)
+        )
     return Section("mistakes", "Where it goes wrong", lead, [], tables)
 
 

@@ -64,7 +64,7 @@ def build_budgeted(
                 f"dense_epochs=0 is for a base that is fine-tuned already, but {recipe.base} has no {invented[0]!r} "
                 "for these labels: give dense_epochs of at least 1"
             )
-    model.config.temperature = 1.0  # of answers, not of what a teacher tells
+    model.config.temperatures = []  # of answers, not of what a teacher tells
     teacher: Teacher = None
     if _option(recipe, "distill_layers"):
         teacher = model

@@ -22,7 +22,7 @@ from budgetformer.data import DataSource, encode_split
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError
-from budgetformer.evaluate import fit_temperature
+from budgetformer.evaluate import fit_temperatures
 from budgetformer.models.bases import read_base
 from budgetformer.models.importance import calibrate_thresholds
 from budgetformer.models.model import BudgetFormerForSequenceClassification
@@ -204,7 +204,9 @@ def _save_model(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> N
         calibrate_thresholds(fit.model, sample_batches(prepared.splits["train"], fit.model, rows=256))
     fit_exit_rule(fit.model, prepared.splits["validation"])
     if recipe.fit_temperature:
-        fit.model.config.temperature = fit_temperature(score(TorchEngine(fit.model), prepared.splits["validation"]))
+        budget = "exit:0" if fit.model.config.exits else "learned"
+        scores = score(TorchEngine(fit.model), prepared.splits["validation"], budget)
+        fit.model.config.temperatures = fit_temperatures(scores)
     write_files(folder, fit.model.save_pretrained, last="config.json")  # which makes the directory a model
     if not (folder / "tokenizer.json").exists():  # the dense twin's directory
         save_tokenizer(prepared.tokenizer, folder)
