@@ -35,6 +35,7 @@ import torch
 
 from budgetformer.cost.measure import take_turns
 from budgetformer.data import DataSet, DataSource, collate, encode_split, load_tokenizer, open_data
+from budgetformer.dial import Dial
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.evaluate import is_correct, proportion, summarize
@@ -42,7 +43,6 @@ from budgetformer.models.importance import rank_heads
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
 from budgetformer.models.model import retrofit
 from budgetformer.models.sites import Budgets
-from budgetformer.nn.allocation import Dial
 from budgetformer.nn.ranking import resolve_budget
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from budgetformer.dial import Dial
 from budgetformer.exits import ExitOptions, Exits, default_layers, fit_rule, margin, same_answer
-from budgetformer.nn.allocation import Dial
 
 SINGLE, MULTI = "single_label_classification", "multi_label_classification"
 

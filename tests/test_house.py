@@ -19,6 +19,7 @@ SOURCE = Path(budgetformer.__file__).parent
 # A room may import itself and what stands below it. Third-party packages only where listed, at module level.
 FLOORS = [
     {"errors"},
+    {"dial"},
     {"nn", "cost", "progress"},
     {"runs.files", "runs.provenance"},
     {"data"},
@@ -37,6 +38,9 @@ FLOORS = [
 RANK = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 EXTERNAL = {
     "errors": set(),
+    "dial": set(),
+    "exits": {"numpy"},
+    "words": {"numpy"},
     "nn": {"torch"},
     "cost": set(),
     "data": {"numpy"},

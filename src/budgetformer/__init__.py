@@ -17,7 +17,7 @@ _HOMES = {
     "BudgetFormerError": "budgetformer.errors",
     "BudgetFormerForSequenceClassification": "budgetformer.models.model",
     "BudgetFormerOutput": "budgetformer.models.model",
-    "Dial": "budgetformer.nn.allocation",
+    "Dial": "budgetformer.dial",
     "ProgressCallback": "budgetformer.models.model",
     "Run": "budgetformer.runs.run",
     "load": "budgetformer.runs.run",
@@ -27,6 +27,7 @@ _HOMES = {
 __all__ = [*_HOMES, "__version__"]
 
 if TYPE_CHECKING:
+    from budgetformer.dial import Dial as Dial
     from budgetformer.errors import BudgetFormerError as BudgetFormerError
     from budgetformer.estimator import BudgetFormerClassifier as BudgetFormerClassifier
     from budgetformer.models.model import BudgetFormerConfig as BudgetFormerConfig
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from budgetformer.models.model import ProgressCallback as ProgressCallback
     from budgetformer.models.model import retrofit as retrofit
     from budgetformer.nn.allocation import Allocation as Allocation
-    from budgetformer.nn.allocation import Dial as Dial
     from budgetformer.runs.run import Run as Run
     from budgetformer.runs.run import load as load
     from budgetformer.training.api import train as train

@@ -21,13 +21,14 @@ from torch import Tensor, nn
 
 from budgetformer.cost.flops import Shape, count
 from budgetformer.cost.measure import in_fresh_process, measure_energy, peak, reset_peak, take_turns
+from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
 from budgetformer.engine.onnx import session
 from budgetformer.engine.scores import score
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import cost_of
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import AllHeads, Allocation, Dial, LearnedHeads
+from budgetformer.nn.allocation import AllHeads, Allocation, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.selective import evaluate_active
 from budgetformer.runs.provenance import environment

@@ -20,12 +20,12 @@ from budgetformer.cost.measure import take_turns
 from budgetformer.data.batches import collate
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
+from budgetformer.dial import Dial
 from budgetformer.engine.scores import Engine, Scores, leave_early, score
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import cost_of, is_correct, paired_difference, summarize
 from budgetformer.exits import LIMITS, REGRESSION, same_answer
 from budgetformer.models.config import BudgetFormerConfig
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import read_json, write_json
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)

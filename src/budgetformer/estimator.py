@@ -22,10 +22,10 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from budgetformer.data import DataSource
 from budgetformer.data.examples import label_text
 from budgetformer.data.splits import text_hash
+from budgetformer.dial import Dial
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import DataError, ModelError, UsageError
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import hash_files, named_read_errors, read_json_lines, write_directory, write_json
 from budgetformer.runs.run import Run
 

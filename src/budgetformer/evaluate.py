@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from budgetformer.cost.flops import count, papers_count
 from budgetformer.data.dataset import Split
 from budgetformer.data.tokens import TokenTable
+from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, predicted
 from budgetformer.engine.scores import Engine, Floats, Scores, executed_flops, model_shape, score
 from budgetformer.models.config import BudgetFormerConfig
-from budgetformer.nn.allocation import Dial
 
 _BINS = 15  # of probabilities
 _HOTTEST = 20.0  # a temperature is at most this, and at least one part of it

@@ -5,7 +5,7 @@ layer, and the last layer. A text leaves at the first stage whose answer is trus
 the last stage's) is below the limit times the share of layers still to come. One limit serves all stages: 0 sends every
 text to the end, infinity lets all leave at once. The definition is `leave`, on the logits of all stages.
 
-Shapes: R rows, S stages, C outputs; B samples, N tokens, D model width.
+Shapes: R rows, S stages, C outputs.
 """
 
 from __future__ import annotations
@@ -17,12 +17,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
+from budgetformer.dial import Dial
 from budgetformer.errors import UsageError
-from budgetformer.nn.allocation import Dial, pool
 
 Floats = NDArray[np.float32]
 MULTI, REGRESSION = "multi_label_classification", "regression"
@@ -191,28 +189,3 @@ def _fit_risk(margins: NDArray[np.float64], differs: NDArray[np.bool_]) -> list[
         rate = float((weight * y).sum() / weight.sum())
         return [math.log(rate / (1 - rate)), 0.0] if rate < 1 else [50.0, 0.0]
     return [float(intercept), float(slope) / scale]
-
-
-class ExitHead(nn.Module):
-    """Corrects the answer so far from the first token's state and the mean of all, behind some layer."""
-
-    def __init__(self, width: int, outputs: int, dropout: float) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(2 * width)
-        self.inner = nn.Linear(2 * width, width)
-        self.dropout = nn.Dropout(dropout)
-        self.outer = nn.Linear(width, outputs)
-        nn.init.zeros_(self.outer.weight)  # it corrects nothing at first
-        nn.init.zeros_(self.outer.bias)
-
-    def forward(self, hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-        pooled = torch.cat([first_token(hidden_BND, mask_BN).float(), pool(hidden_BND, mask_BN)], dim=1)
-        out: Tensor = self.outer(self.dropout(torch.nn.functional.gelu(self.inner(self.norm(pooled)))))
-        return out
-
-
-def first_token(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-    """The state of each sample's first real token, wherever its padding is. -> (B, D)."""
-    if mask_BN is None:
-        return hidden_BND[:, 0]
-    return hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), mask_BN.int().argmax(dim=1)]

@@ -17,11 +17,11 @@ import torch
 
 from budgetformer.cost.flops import count
 from budgetformer.data.tokens import truncating_tokenizer
+from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.scores import model_shape, probabilities_of
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import named_read_errors, read_json
 
 if TYPE_CHECKING:

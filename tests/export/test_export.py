@@ -18,6 +18,7 @@ from tests.export.test_network import make_model
 from tests.tables import make_table
 
 from budgetformer.data import load_tokenizer
+from budgetformer.dial import Dial
 from budgetformer.engine.onnx import OnnxEngine
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
@@ -25,7 +26,6 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.export import run as export_module
 from budgetformer.export.network import build
 from budgetformer.export.verify import CheckRows, check_equal
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import hash_files
 from budgetformer.runs.run import Run
 

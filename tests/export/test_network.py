@@ -15,12 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.gates import sorted_options
 
+from budgetformer.dial import Dial
 from budgetformer.engine.onnx import session
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.export.network import build
 from budgetformer.export.run import nodes
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import Dial, LearnedHeads
+from budgetformer.nn.allocation import LearnedHeads
 
 VOCAB, POSITIONS = 30, 12
 OPTIONS = st.fixed_dictionaries({

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetformer.nn.allocation import Dial
+from budgetformer.dial import Dial
 from budgetformer.serving.service import Engine
 from budgetformer.serving.settings import Settings
 from tests.cli.test_train import command

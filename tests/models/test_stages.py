@@ -218,7 +218,7 @@ def test_budgets_of_depth_need_exits_and_a_rule() -> None:
 
 
 def _dial(text: str) -> Any:
-    from budgetformer.nn.allocation import Dial
+    from budgetformer.dial import Dial
 
     return Dial.parse(text)
 

@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from budgetformer.dial import Dial
 from budgetformer.errors import UsageError
-from budgetformer.nn.allocation import Dial
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.ranking import FrozenHeads, RankedHeads, resolve_budget, threshold_at, thresholds
 

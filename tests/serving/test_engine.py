@@ -15,8 +15,8 @@ from tests.processes import command
 from tests.serving.small import TEXTS, write_run
 from tests.serving.toy import Client, running
 
+from budgetformer.dial import Dial
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.run import Run
 from budgetformer.serving.app import make_app
 from budgetformer.serving.service import Engine

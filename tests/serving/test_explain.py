@@ -17,10 +17,11 @@ from hypothesis import strategies as st
 from tests.cli.test_train import command
 from tests.serving.small import TEXTS, small, write_run
 
+from budgetformer.dial import Dial
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import cost_of
 from budgetformer.explain import Explainer, describe, page, slider, stored_examples
-from budgetformer.nn.allocation import Dial, Selection
+from budgetformer.nn.allocation import Selection
 from budgetformer.runs.run import Run
 
 

@@ -17,9 +17,9 @@ from tests.tables import make_table
 
 from budgetformer import BudgetFormerConfig
 from budgetformer.data.tokens import TokenTable
+from budgetformer.dial import Dial
 from budgetformer.engine.scores import Scores
 from budgetformer.explain import Explainer
-from budgetformer.nn.allocation import Dial
 from budgetformer.serving.messages import Info
 from budgetformer.serving.service import Engine, Text
 

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 
 from budgetformer.data.batches import Batch
 from budgetformer.data.tokens import TokenTable
+from budgetformer.dial import Dial
 from budgetformer.engine.scores import Outputs
 from budgetformer.errors import MissingExtraError, ModelError, UsageError
 from budgetformer.models.config import BudgetFormerConfig
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import named_read_errors
 from budgetformer.words import Words
 

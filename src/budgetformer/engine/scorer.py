@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from budgetformer.data.tokens import TextEncoder, TokenTable
+from budgetformer.dial import Dial
 from budgetformer.engine.scores import Engine, Scores, score
-from budgetformer.nn.allocation import Dial
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from budgetformer.cost.flops import Execution, Flops, Shape, count
 from budgetformer.data.batches import Batch, Rows, collate, eval_plan
 from budgetformer.data.tokens import TokenTable
+from budgetformer.dial import Dial
 from budgetformer.errors import ModelError
 from budgetformer.exits import Exits
 from budgetformer.models.config import BudgetFormerConfig
-from budgetformer.nn.allocation import Dial
 
 Floats = NDArray[np.float32]
 

@@ -10,8 +10,8 @@ import torch
 
 from budgetformer.data.batches import Batch
 from budgetformer.data.tokens import TokenTable
+from budgetformer.dial import Dial
 from budgetformer.engine.scores import Floats, Outputs
-from budgetformer.nn.allocation import Dial
 from budgetformer.nn.objective import relevance_entropy
 
 if TYPE_CHECKING:

@@ -13,11 +13,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from budgetformer.dial import Dial
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.exits import ExitHead
 from budgetformer.export.builder import BOOL, DOUBLE, FLOAT, INT64, Graph, Parts
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import ROUNDING_SLACK, Dial, GatedHeads, LearnedHeads, Selection, StaticHeads
+from budgetformer.models.stages import ExitHead
+from budgetformer.nn.allocation import ROUNDING_SLACK, GatedHeads, LearnedHeads, Selection, StaticHeads
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.encoder import Block, Embedding
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from budgetformer.dial import Dial
 from budgetformer.engine.onnx import OnnxEngine, runtime, save_words, session
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
@@ -17,7 +18,6 @@ from budgetformer.export.builder import OPSET
 from budgetformer.export.network import EXIT, GATE, build, check
 from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import hash_files, named_read_errors, read_json, write_directory, write_json
 from budgetformer.runs.provenance import environment
 

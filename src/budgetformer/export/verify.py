@@ -9,12 +9,13 @@ import torch
 from numpy.typing import NDArray
 
 from budgetformer.data import TokenTable, collate
+from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import summarize
 from budgetformer.models.config import BudgetFormerConfig
-from budgetformer.nn.allocation import Allocation, Dial, Selection
+from budgetformer.nn.allocation import Allocation, Selection
 
 if TYPE_CHECKING:
     from budgetformer.models.model import BudgetFormerForSequenceClassification

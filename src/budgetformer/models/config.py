@@ -10,11 +10,12 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from transformers import AutoConfig, PreTrainedConfig
 
+from budgetformer.dial import Dial
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.exits import ExitOptions, Exits, complete_exits
 from budgetformer.models.gates import KINDS, Part, complete, part
 from budgetformer.models.sites import check_supported
-from budgetformer.nn.allocation import Dial, HeadAllocator
+from budgetformer.nn.allocation import HeadAllocator
 from budgetformer.nn.objective import Objective, Task
 
 FORMAT_VERSION = 2

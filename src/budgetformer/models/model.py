@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification, PreTrainedModel, TrainerCallback
 from transformers.utils.generic import ModelOutput
 
+from budgetformer.dial import Dial
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.models.bases import align_weights, base_hash, check_weights, load_base
 from budgetformer.models.checks import check_ids, check_labels
@@ -27,7 +28,7 @@ from budgetformer.models.layers import Layers, PretrainedLayers
 from budgetformer.models.native import NativeBase, init_native
 from budgetformer.models.sites import BiasOnly, Budgets, replace_attention, restore_attention, set_dropout
 from budgetformer.models.stages import Staged, Stages
-from budgetformer.nn.allocation import Allocation, Budget, Dial, GatedHeads, LearnedHeads
+from budgetformer.nn.allocation import Allocation, Budget, GatedHeads, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.encoder import padding_mask
 from budgetformer.nn.exploration import Exploration

@@ -7,11 +7,11 @@ from typing import cast
 from torch import Tensor, nn
 from transformers import initialization
 
-from budgetformer.exits import ExitHead, first_token
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.models.gates import make_gate
 from budgetformer.models.sites import Budgets
-from budgetformer.nn.allocation import StaticHeads, pool
+from budgetformer.models.stages import ExitHead
+from budgetformer.nn.allocation import StaticHeads, first_token, pool
 from budgetformer.nn.encoder import BudgetedEncoder, Embedding, sinusoids
 
 

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from budgetformer.exits import ExitHead, ExitOptions, Exits
+from budgetformer.exits import ExitOptions, Exits
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.models.layers import Layers
 from budgetformer.models.sites import Budgets
-from budgetformer.nn.allocation import Allocation
+from budgetformer.nn.allocation import Allocation, first_token, pool
 from budgetformer.nn.encoder import padding_mask
 from budgetformer.nn.objective import distillation_loss, task_loss
 from budgetformer.words import Words
@@ -67,6 +67,24 @@ class WordsStage(nn.Module):
             pair_start = np.where(second.any(axis=1), (mask & (np.cumsum(second, axis=1) == 0)).sum(axis=1), 0)
         table = _Tokens(ids_BN.cpu().numpy()[mask].astype(np.int32), offsets, pair_start.astype(np.int32))
         return torch.from_numpy(self.model.logits(table)).to(ids_BN.device)
+
+
+class ExitHead(nn.Module):
+    """Corrects the answer so far from the first token's state and the mean of all, behind some layer."""
+
+    def __init__(self, width: int, outputs: int, dropout: float) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(2 * width)
+        self.inner = nn.Linear(2 * width, width)
+        self.dropout = nn.Dropout(dropout)
+        self.outer = nn.Linear(width, outputs)
+        nn.init.zeros_(self.outer.weight)  # it corrects nothing at first
+        nn.init.zeros_(self.outer.bias)
+
+    def forward(self, hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+        pooled = torch.cat([first_token(hidden_BND, mask_BN).float(), pool(hidden_BND, mask_BN)], dim=1)
+        out: Tensor = self.outer(self.dropout(torch.nn.functional.gelu(self.inner(self.norm(pooled)))))
+        return out
 
 
 class _Tokens(NamedTuple):

@@ -1,9 +1,9 @@
 """The paper, on torch alone: allocation, exploration, attention, objective, encoder."""
 
+from budgetformer.dial import Dial
 from budgetformer.nn.allocation import (
     AllHeads,
     Allocation,
-    Dial,
     FixedBudget,
     HeadAllocator,
     LearnedHeads,

@@ -5,9 +5,7 @@ Shapes: B samples, N tokens, D model width, H heads. `mask` is padding: True on 
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
@@ -15,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from budgetformer.dial import Dial
 from budgetformer.errors import UsageError
 from budgetformer.nn.exploration import Exploration
 
@@ -22,12 +21,6 @@ from budgetformer.nn.exploration import Exploration
 _COUNT_SOFTNESS = 0.5
 # A dial of 0.7 over 10 heads means 7 of them, although 0.7 * 10 may round to 6.999...
 ROUNDING_SLACK = 1e-6
-_DIAL_HELP = (
-    "a share of the dense model's cost such as 0.3, learned, full, fixed:X, max:X, mean:X (X in [0, 1]), or the "
-    "paper's ablations override:X and random"
-)
-
-_WITH_VALUE = ("share", "exit", "fixed", "max", "mean", "override")
 
 
 class Allocation(NamedTuple):
@@ -43,58 +36,6 @@ class Allocation(NamedTuple):
     heads: Tensor  # k, (B,) int64
     active: Tensor  # (B, H) bool
     weights: Tensor | None  # w, (B, H) fp32
-
-
-@dataclass(frozen=True)
-class Dial:
-    """How much of the model runs at inference: a choice made after training.
-
-    `share`, written as a number, is the mean share of the dense model's cost, and `exit` the limit of the rule by which
-    texts leave early: both are for models with exits, whose heads then run as learned. The others are for heads.
-    `learned`, `full`, `fixed` and `max` set the number of heads and never the weights; so does `mean`, a mean over
-    inputs, where heads are ranked across layers. `override` (s replaced inside w and k) and `random` (scores replaced
-    by noise) are the paper's ablations.
-    """
-
-    mode: Literal["learned", "full", "share", "exit", "fixed", "max", "mean", "override", "random"] = "learned"
-    value: float | None = None
-
-    @classmethod
-    def parse(cls, text: str | float | Dial | None) -> Dial:
-        """Read `0.3`, `learned`, `full`, `fixed:0.25`, `max:0.5`, `override:0.5` or `random`."""
-        if text is None:
-            return cls()
-        if isinstance(text, Dial):
-            return text
-        with suppress(ValueError):
-            return cls("share", float(text))
-        mode, colon, number = str(text).partition(":")
-        try:
-            value = float(number) if colon else None
-        except ValueError:
-            raise UsageError(f"budget {text!r}: {number!r} is not a number; give {_DIAL_HELP}") from None
-        return cls(mode, value)  # type: ignore[arg-type]
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("learned", "full", "random", *_WITH_VALUE):
-            raise UsageError(f"budget {self.mode!r} is not known: give {_DIAL_HELP}")
-        if (self.mode in _WITH_VALUE) != (self.value is not None):
-            raise UsageError(f"budget {str(self)!r} is not known: give {_DIAL_HELP}")
-        if self.value is not None and not 0 <= self.value <= (math.inf if self.mode == "exit" else 1):
-            what = "cost that is spent" if self.mode == "share" else "heads that run"
-            raise UsageError(f"budget {self}: {self.value} is outside [0, 1]; it is the fraction of {what}")
-
-    @property
-    def heads(self) -> Dial:
-        """What the gates are told: budgets of depth leave the heads as learned."""
-        return Dial() if self.mode in ("share", "exit") else self
-
-    def __str__(self) -> str:
-        """What `parse` reads back as the same dial."""
-        if self.value is None:
-            return self.mode
-        number = repr(float(self.value)).removesuffix(".0")
-        return number if self.mode == "share" else f"{self.mode}:{number}"
 
 
 class LayerThreshold(NamedTuple):
@@ -174,6 +115,13 @@ def pool(x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
         return x_BND.mean(dim=1, dtype=torch.float32)
     share_BN = mask_BN.float() / mask_BN.sum(dim=1, keepdim=True)
     return torch.bmm(share_BN[:, None], x_BND.float()).squeeze(1)
+
+
+def first_token(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
+    """The state of each sample's first real token, wherever its padding is. -> (B, D)."""
+    if mask_BN is None:
+        return hidden_BND[:, 0]
+    return hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), mask_BN.int().argmax(dim=1)]
 
 
 def allocate(

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from budgetformer.dial import Dial
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import (
     ROUNDING_SLACK,
     Allocation,
     Budget,
-    Dial,
     HeadAllocator,
     LayerThreshold,
     Linear32,

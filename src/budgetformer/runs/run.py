@@ -19,6 +19,7 @@ from budgetformer.calibrate import calibrate, named_dial, operating_points, writ
 from budgetformer.data import DataSource, TextEncoder, TokenTable, encode_split, load_tokenizer
 from budgetformer.data.dataset import stream_examples
 from budgetformer.data.splits import sample_rows
+from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.onnx import OnnxEngine
 from budgetformer.engine.scorer import Scorer
@@ -27,7 +28,6 @@ from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.export.verify import CheckRows, made_up_rows
 from budgetformer.models.config import BudgetFormerConfig
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.files import COPY_AGAIN, hash_files, named_read_errors, read_json, recover_directory
 from budgetformer.runs.record import read_record
 from budgetformer.runs.rows import HeldOut, RunRows

@@ -18,9 +18,9 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 
 from budgetformer import __version__
 from budgetformer.data.tokens import TextError
+from budgetformer.dial import Dial
 from budgetformer.errors import UsageError
 from budgetformer.explain import page as explain_page
-from budgetformer.nn.allocation import Dial
 from budgetformer.serving import messages
 from budgetformer.serving.messages import HeadBody, PredictBody, Refusal, TextBody, responses
 from budgetformer.serving.middleware import Admission

@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse
 
 from budgetformer.calibrate import named_dial
 from budgetformer.data.tokens import TokenTable
+from budgetformer.dial import Dial
 from budgetformer.engine.answers import DECIMALS, named, ranking, rounded
 from budgetformer.engine.scores import Scores, cost_shares, score
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.explain import Explainer, describe, slider, stored_examples
-from budgetformer.nn.allocation import Dial
 from budgetformer.runs.run import Run
 from budgetformer.serving.batcher import Batcher
 from budgetformer.serving.messages import Info, Refusal, busy
