@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import Counter
@@ -13,7 +14,7 @@ from budgetformer.errors import DataError
 from budgetformer.report import kit
 from budgetformer.report.numbers import DASH, format_seconds, format_value
 from budgetformer.runs.files import write_text
-from budgetformer_reproduction.schema import IDS, VERDICTS, Measured, Result, Table, checked
+from budgetformer_reproduction.schema import IDS, OVER_ROWS, VERDICTS, Measured, Result, Table, checked
 
 _HERE = Path(__file__).parent
 _READING = (
@@ -27,7 +28,7 @@ _SCALES = {
     "Explanations were tried on the runs that the project publishes.",
 }
 
-
+_LINE = 150  # characters of a claim's evidence in the overview
 _REMEDY = "fix it, or delete the file and reproduce again"
 
 
@@ -136,7 +137,11 @@ def _number(value: float | None, digits: int | None, *, signed: bool = False) ->
 
 
 def _documents(results: Sequence[Result], experiments: list[dict[str, Any]]) -> dict[str, str]:
-    claims = [{**vars(claim), "id": result.id} for result in results for claim in result.claims]
+    claims = [
+        {**vars(claim), "id": result.id, "brief": _brief(claim.evidence)}
+        for result in results
+        for claim in result.claims
+    ]
     counts = Counter(claim["verdict"] for claim in claims)
     scales = dict.fromkeys(result.scale for result in results)
     facts = {
@@ -155,9 +160,19 @@ def _documents(results: Sequence[Result], experiments: list[dict[str, Any]]) -> 
     return {name: environment.get_template(name).render(facts) for name, environment in pages.items()}
 
 
+def _brief(evidence: str) -> str:
+    """Evidence in one line: the figures, without intervals, qualifiers and the rule."""
+    figures = evidence.partition(" Rule:")[0].replace(f", {OVER_ROWS}", "")
+    parts = re.sub(r" \[[^]]*\]", "", figures).split("; ")
+    shown = list(itertools.accumulate(parts, lambda a, b: f"{a}; {b}"))
+    fitting = [text for text in shown if len(text) <= _LINE] or [shown[0][:_LINE]]
+    return fitting[-1] if fitting[-1] == shown[-1] else f"{fitting[-1]}; …"
+
+
 def _made(results: Sequence[Result]) -> list[tuple[str, str]]:
-    """How it was made; where experiments differ, every answer."""
-    data = {f"{name} {str(digest)[:19]}": None for r in results for name, digest in r.provenance.data.items()}
+    """How it was made; where experiments differ, every answer. Hashes of the data are in the results."""
+    data = {name: None for r in results for name in r.provenance.data}
+    commits = {commit[:7]: None for r in results for commit in re.findall(r"[0-9a-f]{7,}", str(r.provenance.commit))}
 
     def every(key: str) -> str:
         values = [getattr(result.provenance, key) for result in results if key in result.provenance.model_fields_set]
@@ -166,11 +181,11 @@ def _made(results: Sequence[Result]) -> list[tuple[str, str]]:
     return [
         ("Scale", "; ".join(dict.fromkeys(result.scale for result in results)) or DASH),
         ("Seeds", every("seeds")),
-        ("Commit", every("commit")),
+        ("Commits", ", ".join(commits) or DASH),
         ("Machine", every("machine")),
         ("Threads", every("threads")),
         ("Software", f"budgetformer {every('version')}, torch {every('torch')}, Python {every('python')}"),
-        ("Data", "; ".join(data) or DASH),
+        ("Data", ", ".join(data) or DASH),
     ]
 
 

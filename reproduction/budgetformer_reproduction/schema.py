@@ -28,6 +28,7 @@ IDS = (
     "sizes", "ablation", "controls", "needs",
 )  # fmt: skip
 Verdict = Literal["holds", "does not hold", "not tested"]
+OVER_ROWS = "95 % interval over test rows (not over training runs), seeds averaged"  # what an evidence's intervals are
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 _Model = TypeVar("_Model", bound=BaseModel)
 _Sized = TypeVar("_Sized", bound=Sized)

@@ -22,13 +22,12 @@ from budgetformer_reproduction.results import (
     table,
 )
 from budgetformer_reproduction.scale import BUDGETS, FRACTIONS
-from budgetformer_reproduction.schema import Claim, Measured, Table
+from budgetformer_reproduction.schema import OVER_ROWS, Claim, Measured, Table
 from budgetformer_reproduction.statistics import Z95, Estimate, rank_correlation
 from budgetformer_reproduction.store import Done, Store
 
 _MAIN = {row.dataset: row for row in MAIN_TABLE}
 _MIB = 2**20
-_ROWS_RULE = "95 % interval over test rows (not over training runs), seeds averaged"
 
 
 class Twins(NamedTuple):
@@ -78,7 +77,7 @@ def main(plan: Plan, store: Store) -> Findings:
         ],
         claims=[claim(
             "accuracy", "BudgetFormer's accuracy matches or beats the Transformer's", not worse if gaps else None,
-            f"BudgetFormer minus Transformer, {_ROWS_RULE}: {lines or 'no cells'}. "
+            f"BudgetFormer minus Transformer, {OVER_ROWS}: {lines or 'no cells'}. "
             "Rule: it fails where a whole interval lies below zero.",
         )],
     )  # fmt: skip
@@ -179,7 +178,7 @@ def _worse(key: str, words: str, gaps: Mapping[str, Estimate | None]) -> Claim:
     exceptions = f" Not worse: {', '.join(as_good)}." if as_good else ""
     return claim(
         key, words, not as_good if known else None,
-        f"Learned minus the other, {_ROWS_RULE}: {lines or 'no cells'}.{exceptions} "
+        f"Learned minus the other, {OVER_ROWS}: {lines or 'no cells'}.{exceptions} "
         "Rule: every interval must lie above zero.",
     )  # fmt: skip
 

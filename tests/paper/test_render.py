@@ -228,7 +228,7 @@ def test_markdown_says_everything(folder: Path) -> None:
     for words in NUMBERS:
         assert words in page
     assert "| snli | 0.6100 ± 0.0100 (n=2)<br>paper 0.7835 (−0.1735) |" in page
-    assert page.index("- Scale: cpu") < page.index("## Claims") < page.index("## About main")
+    assert page.index("## Claims") < page.index("## About main") < page.index("- Scale: cpu")
     assert "| – | 4,743,812 | counted |" in page
     for linked in re.findall(r"\]\((figures/[^)]*)\)", page):
         assert (folder / linked).is_file()

@@ -1,0 +1,221 @@
+"""Words and exits in pretrained encoders against the dense model trained equally long: one JSON a cell, resumable.
+
+    python benchmarks/stages.py run --base DIR [--data-dir DIR] [--datasets ag_news imdb snli] [--seeds 0 1 2]
+    python benchmarks/stages.py table
+
+`run` writes docs/results/stages/DATASET-ENCODER-METHOD-SEED.json and skips what is there; runs themselves go on where
+they were interrupted. Trained methods start from the same fine-tuned dense model and are trained on for equally long:
+  start     the fine-tuned dense model (not scored)
+  dense     the same, trained on: the model to compare with
+  staged    words and exits added; scored at `learned`, at shares of the dense cost, in full, and with every text
+            stopped at one stage (static truncation, words included)
+  short     a smaller dense model: the encoder's first third of layers, fine-tuned for as many steps as `dense`
+  tfidf     TF-IDF of words and pairs of them with logistic regression
+Every point is compared with `dense` row by row. Speed is `budgetformer bench RUN --engines`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from retrofit import LENGTH, opened, source, tfidf
+from transformers import AutoModelForSequenceClassification
+
+from budgetformer.data import encode_split, load_tokenizer, open_data
+from budgetformer.engine.scores import Scores, leave_early, score
+from budgetformer.engine.torch import TorchEngine
+from budgetformer.evaluate import is_correct, proportion
+from budgetformer.exits import same_answer
+from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
+from budgetformer.nn.allocation import Dial
+from budgetformer.runs.files import write_text
+from budgetformer.runs.provenance import environment
+from budgetformer.training.recipe import Recipe
+from budgetformer.training.run import train
+from budgetformer_reproduction.statistics import over_rows
+
+METHODS = ("start", "dense", "staged", "short", "tfidf")
+SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.65, 0.8)
+
+
+def recipe(options: argparse.Namespace, dataset: str, base: Path | str, epochs: int, **model: Any) -> Recipe:
+    dropout = {"dropout": options.dropout, "attention_dropout": options.dropout}
+    return Recipe.make(
+        base=str(base), max_length=LENGTH.get(dataset, 128), epochs=epochs, learning_rate=options.lr, dense_epochs=0,
+        precision=options.precision, model={"distill_weight": 0, **dropout, **model},
+    )  # fmt: skip
+
+
+def shortened(base: Path, target: Path) -> Path:
+    """The encoder with its first third of layers, in a directory of its own."""
+    if not target.exists():
+        model = AutoModelForSequenceClassification.from_pretrained(base)
+        layers = max(1, model.config.num_hidden_layers // 3)
+        model.bert.encoder.layer = model.bert.encoder.layer[:layers]
+        model.config.num_hidden_layers = layers
+        part = target.with_name(f"{target.name}.part")
+        model.save_pretrained(part)
+        for file in base.glob("*token*"):
+            shutil.copy(file, part)
+        part.rename(target)
+    return target
+
+
+class TestRows:
+    """All test rows, and which of them the dense model got right."""
+
+    def __init__(self, options: argparse.Namespace, dataset: str, runs: Path) -> None:
+        self.runs, self.precision = runs, options.test_precision
+        tokenizer = load_tokenizer(runs / "start", offline=True)
+        data = replace(opened(options, dataset), labels=open_data(source(options, dataset)).labels)
+        self.table = encode_split(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
+
+    def score(self, model: Model, dial: str) -> Scores:
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
+            return score(TorchEngine(model), self.table, dial)
+
+    def point(self, name: str, scores: Scores, cost: float, **more: Any) -> dict[str, Any]:
+        """Accuracy and cost, and the difference from the dense model that was trained as long."""
+        right = is_correct(scores)
+        assert right is not None
+        point = {"point": name, **proportion(int(right.sum()), len(right)), "cost": cost, **more}
+        if name == "dense":
+            np.save(self.runs / "right-dense.npy", right)
+        elif (file := self.runs / "right-dense.npy").exists():
+            gain = over_rows(right.astype(float) - np.load(file))
+            point["versus_dense"] = {"value": gain.value, "low": gain.low, "high": gain.high}
+        return point
+
+    def staged(self, model: Model) -> Iterator[dict[str, Any]]:
+        """Every budget, from one pass through all stages."""
+        from budgetformer.engine.scores import cost_shares
+
+        config, stages = model.config, model.config.stages
+        scores = self.score(model, "exit:0")
+        assert scores.stage_logits is not None
+        full = scores.stage_logits[:, -1]
+        budgets = {"learned": "learned", **{f"{share:g}": f"{share:g}" for share in SHARES}, "full": "full"}
+        ways = {name: leave_early(scores, stages, stages.limit(Dial.parse(dial))) for name, dial in budgets.items()}
+        for stage, name in enumerate(stages.names):
+            exits = np.full(len(full), stage)
+            ran = np.arange(scores.heads.shape[1]) < stages.depths[stage]
+            logits = scores.stage_logits[:, stage]
+            ways[f"everyone at {name}"] = replace(scores, logits=logits, exits=exits, heads=scores.heads * ran)
+        for name, chosen in ways.items():
+            assert chosen.exits is not None
+            shares = [float((chosen.exits == stage).mean()) for stage in range(len(stages.names))]
+            differs = float((~same_answer(chosen.logits, full, config.task)).mean())
+            cost = float(cost_shares(chosen, config).mean())
+            yield self.point(
+                name, chosen, cost, exits=dict(zip(stages.names, shares, strict=True)), disagreement=differs
+            )
+
+
+def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> dict[str, Any]:
+    """One method on one data set with one seed."""
+    if method == "tfidf":
+        return {"points": [{**tfidf(options, dataset), "point": "tfidf"}]}
+    runs = Path(options.runs) / dataset / Path(options.base).name / str(seed)
+    data, began, dense, epochs = source(options, dataset), time.monotonic(), {"gates": {"kind": "all"}}, options.epochs
+    if method == "start":
+        chosen = recipe(options, dataset, options.base, epochs, **dense, exits=None)
+    elif method == "short":
+        base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short")
+        chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
+    else:
+        exits = None if method == "dense" else {"start": 0.0}
+        chosen = recipe(options, dataset, runs / "start", epochs, **dense, exits=exits)
+    train(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
+    trained, model = time.monotonic() - began, Model.from_pretrained(runs / method)
+    if method == "start":
+        return {"points": [], "training_seconds": trained}
+    test = TestRows(options, dataset, runs)
+    if method == "staged":
+        points = list(test.staged(model))
+    else:
+        layers = model.config.num_hidden_layers / Model.from_pretrained(runs / "start").config.num_hidden_layers
+        points = [test.point(method, test.score(model, "full"), layers)]
+    return {"points": points, "training_seconds": trained}
+
+
+def run(options: argparse.Namespace) -> None:
+    results, encoder = Path(options.results), Path(options.base).name
+    results.mkdir(parents=True, exist_ok=True)
+    for seed in options.seeds:
+        for dataset in options.datasets:
+            for method in options.methods:
+                file = results / f"{dataset}-{encoder}-{method}-{seed}.json"
+                if file.exists():
+                    continue
+                began = time.monotonic()
+                facts = {
+                    "dataset": dataset,
+                    "encoder": encoder,
+                    "method": method,
+                    "seed": seed,
+                    "train_rows": options.rows,
+                }
+                facts |= {
+                    name: getattr(options, name) for name in ("epochs", "lr", "precision", "test_precision", "dropout")
+                }
+                result = cell(options, dataset, method, seed)
+                more = {"seconds": time.monotonic() - began, "environment": environment()}
+                write_text(file, json.dumps({**facts, **result, **more}, indent=2) + "\n")
+                print(file, flush=True)
+
+
+def table(options: argparse.Namespace) -> None:
+    """All points, seeds side by side."""
+    cells = [
+        json.loads(file.read_text(encoding="utf-8")) for file in sorted(Path(options.results).glob("*-[0-9].json"))
+    ]
+    print("| data set | encoder | point | accuracy, % | minus dense, points | cost | other label than full, % |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    seen: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    order = {method: place for place, method in enumerate(METHODS)}
+    for one in sorted(cells, key=lambda c: (c["dataset"], c["encoder"], order[c["method"]], c["seed"])):
+        for point in one["points"]:
+            seen.setdefault((one["dataset"], one["encoder"], point["point"]), []).append(point)
+    for (dataset, encoder, name), points in seen.items():
+        values = ", ".join(f"{100 * p['value']:.2f}" for p in points)
+        gains = ", ".join(f"{100 * p['versus_dense']['value']:+.2f}" for p in points if "versus_dense" in p)
+        cost = ", ".join(f"{p['cost']:.3f}" for p in points if "cost" in p)
+        other = ", ".join(f"{100 * p['disagreement']:.2f}" for p in points if "disagreement" in p)
+        print("|", " | ".join([dataset, encoder, name, values, gains, cost, other]), "|")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    verbs = parser.add_subparsers(required=True)
+    for name, verb in (("run", run), ("table", table)):
+        sub = verbs.add_parser(name)
+        sub.set_defaults(verb=verb)
+        sub.add_argument("--results", default="docs/results/stages")
+        if name == "run":
+            sub.add_argument("--base", required=True)
+            sub.add_argument("--data-dir", help="a folder with a folder for each data set (default: the hub)")
+            sub.add_argument("--runs", default="runs/stages")
+            sub.add_argument("--datasets", nargs="+", default=list(LENGTH))
+            sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+            sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+            sub.add_argument("--rows", type=int, default=10000)
+            sub.add_argument("--epochs", type=int, default=2, help="of `start`, and of what is trained on from it")
+            sub.add_argument("--lr", type=float, default=1e-4)
+            sub.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training")
+            sub.add_argument("--test-precision", choices=("fp32", "bf16"), default="fp32")
+            sub.add_argument("--dropout", type=float, help="of encoder and attention (default: the base's own)")
+    options = parser.parse_args()
+    options.verb(options)
+
+
+if __name__ == "__main__":
+    main()
