@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,6 +81,19 @@ def complete_exits(table: Mapping[str, Any] | None, layers: int, task: str) -> d
     if not places and not options.words:
         return None
     return {**{f.name: getattr(options, f.name) for f in fields(options)}, "layers": places}
+
+
+class StageResult(NamedTuple):
+    """What a batch has come to behind a stage that is not the last: the rows that came so far, b of them."""
+
+    stage: int
+    rows: NDArray[np.int64]  # (b,) their places in the batch
+    logits: Floats  # (b, C) not yet divided by the temperature
+    heads: NDArray[np.int16]  # (b, l) that ran in the layers so far
+    leaves: NDArray[np.bool_]  # (b,) by the rule
+
+
+AfterStage = Callable[[StageResult], NDArray[np.bool_]]  # told of every such stage, it says who leaves
 
 
 class Exits:

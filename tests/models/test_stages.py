@@ -10,10 +10,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from budgetformer.engine.scores import leave_early, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
+from budgetformer.exits import StageResult
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.models.model import BudgetFormerForSequenceClassification, retrofit
 from tests.models.tiny import KINDS, VOCAB, ragged, tiny
@@ -122,6 +124,34 @@ def _without_exits(config: BudgetFormerConfig) -> BudgetFormerConfig:
 def rows(count: int, seed: int = 0) -> Any:
     rng = np.random.default_rng(seed)
     return table([rng.integers(5, VOCAB, rng.integers(2, 40)).tolist() for _ in range(count)])
+
+
+@pytest.mark.parametrize("name", ["ours", "no words", "bert"])
+@pytest.mark.parametrize("limit", [0.0, 0.3, float("inf")])
+def test_whoever_watches_the_stages_sees_every_row_and_may_send_it_out(
+    name: str, limit: float, models: dict[str, BudgetFormerForSequenceClassification]
+) -> None:
+    model, tokens = models[name], rows(30)
+    stages, everything = model.config.stages, score(TorchEngine(model), tokens, "exit:0")
+    ends = np.random.default_rng(0).integers(0, len(stages.depths), 30)  # the last stage that each row may reach
+    seen: dict[tuple[int, int], StageResult] = {}
+
+    def after(result: StageResult) -> NDArray[np.bool_]:
+        for place, row in enumerate(result.rows.tolist()):
+            assert (result.stage, row) not in seen
+            seen[result.stage, row] = result._replace(logits=result.logits[place], heads=result.heads[place])
+        return result.leaves | (ends[result.rows] <= result.stage)
+
+    actual = score(TorchEngine(model), tokens, f"exit:{limit}", batch_size=7, after=after)
+    by_rule = stages.leave(everything.stage_logits, limit)  # type: ignore[arg-type]
+    assert actual.exits.tolist() == np.minimum(by_rule, ends).tolist()  # type: ignore[union-attr]
+    last = len(stages.depths) - 1
+    assert set(seen) == {(s, row) for row, exit in enumerate(actual.exits) for s in range(min(exit + 1, last))}  # type: ignore[arg-type]
+    for (stage, row), result in seen.items():
+        assert np.allclose(result.logits, everything.stage_logits[row, stage], atol=1e-4)  # type: ignore[index]
+        assert result.heads.tolist() == everything.heads[row, : stages.depths[stage]].tolist()
+    chosen = everything.stage_logits[np.arange(30), actual.exits]  # type: ignore[index]
+    assert np.allclose(actual.logits, chosen / stages.temperatures[actual.exits, None], atol=1e-4)
 
 
 @pytest.mark.parametrize("limit", LIMITS)

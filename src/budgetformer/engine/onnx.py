@@ -18,6 +18,7 @@ from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import Outputs
 from budgetformer.errors import MissingExtraError, ModelError, UsageError
+from budgetformer.exits import AfterStage
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.runs.files import named_read_errors
 from budgetformer.words import Words
@@ -106,8 +107,8 @@ class OnnxEngine:
                              "export it again")  # fmt: skip
         return budget
 
-    def logits(self, batch: Batch, budget: Dial) -> Outputs:
-        """Logits and executed heads of one batch; predicted budgets are not among the graph's outputs."""
+    def logits(self, batch: Batch, budget: Dial, after: AfterStage | None = None) -> Outputs:
+        """Logits and executed heads of one batch; the graph runs all layers at once, so `after` has nothing to see."""
         limit = None if self.check(budget) == self.exported else budget.value
         inputs = batch.input_ids, batch.attention_mask, batch.token_type_ids
         logits, heads = self.run(*inputs, batch.words_logits, budget_max=limit)

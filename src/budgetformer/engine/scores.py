@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from budgetformer.data.batches import Batch, Rows, collate, eval_plan
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.errors import ModelError
-from budgetformer.exits import Exits
+from budgetformer.exits import AfterStage, Exits, StageResult
 from budgetformer.models.config import BudgetFormerConfig
 
 Floats = NDArray[np.float32]
@@ -44,8 +44,8 @@ class Engine(Protocol):
     batch_tokens: int  # padded tokens of a batch, by default
     details: bool  # whether it knows budgets and entropies
 
-    def logits(self, batch: Batch, budget: Dial) -> Outputs:
-        """The outputs of one batch at a budget."""
+    def logits(self, batch: Batch, budget: Dial, after: AfterStage | None = None) -> Outputs:
+        """The outputs of one batch at a budget; `after` is told of every stage but the last, and says who leaves."""
         ...
 
     def words(self, table: TokenTable) -> Floats | None:
@@ -184,11 +184,14 @@ def score(
     *,
     batch_size: int | None = None,
     share: tuple[int, int] = (0, 1),
+    words: Floats | None = None,
+    after: AfterStage | None = None,
 ) -> Scores:
     """Run a table through an engine, shortest pieces first, and put the results back in order.
 
     Batches hold as many tokens as suits the engine, or `batch_size` pieces. `share` (i, n) runs every n-th batch from
-    the i-th on, and the other rows stay zero.
+    the i-th on, and the other rows stay zero. `words` are the answers of the stage of words where they are known, and
+    `after` sees the pieces behind every stage but the last and says which of them leave.
     """
     config, dial, size = engine.config, Dial.parse(budget), len(table)
     limit, stages = config.exit_limit(dial), config.stages
@@ -199,19 +202,24 @@ def score(
         shapes |= dict.fromkeys(("budget", "entropy"), ((layers,), np.float32))
     if config.exits:
         shapes["exits"] = ((), np.int64)
-        if engine.details and not limit and len(stages.depths) > 1:
+        if engine.details and not limit and after is None and len(stages.depths) > 1:
             shapes["stage_logits"] = ((len(stages.depths), outputs), np.float32)
     results: dict[str, Any] = dict.fromkeys(Outputs._fields)
     results |= {name: np.zeros((size, *shape), kind) for name, (shape, kind) in shapes.items()}
     going_on = np.arange(size)
-    if (words := engine.words(table)) is not None:
+    if words is None:
+        words = engine.words(table)
+    if words is not None:
         table = replace(table, words_logits=words)
         leaves = stages.leaves(0, words, limit) if len(stages.depths) > 1 else np.zeros(size, bool)
+        if after is not None:
+            leaves = after(StageResult(0, going_on, words, np.zeros((size, 0), np.int16), leaves))
         results["logits"][leaves], going_on = words[leaves] / stages.temperatures[0], np.flatnonzero(~leaves)
     with engine.session(dial):
         for batch in _plan(table.lengths[going_on], config, engine.batch_tokens, batch_size)[share[0] :: share[1]]:
             rows = going_on[batch]
-            result = engine.logits(collate(table, rows, config.pad_token_id or 0), dial)
+            hook = None if after is None else partial(_of_rows, after, rows)
+            result = engine.logits(collate(table, rows, config.pad_token_id or 0), dial, hook)
             for name in shapes:
                 results[name][rows] = getattr(result, name)
     if not np.isfinite(results["logits"]).all():
@@ -220,6 +228,12 @@ def score(
             "again"
         )
     return Scores(table, config.task, config.num_attention_heads, **results)
+
+
+def _of_rows(after: AfterStage, rows: Rows, result: StageResult) -> NDArray[np.bool_]:
+    """`after`, told of a batch: the pieces by their numbers in the table. The words' stage it knows already."""
+    words = not result.heads.shape[1]
+    return result.leaves if words else after(result._replace(rows=rows[result.rows]))
 
 
 def _plan(

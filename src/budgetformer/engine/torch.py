@@ -12,6 +12,7 @@ from budgetformer.data.batches import Batch
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import Floats, Outputs
+from budgetformer.exits import AfterStage
 from budgetformer.nn.objective import relevance_entropy
 
 if TYPE_CHECKING:
@@ -28,12 +29,12 @@ class TorchEngine:
         # About what a CPU's caches hold, many more for a GPU.
         self.batch_tokens = 4096 if model.device.type == "cpu" else 65536
 
-    def logits(self, batch: Batch, budget: Dial) -> Outputs:
+    def logits(self, batch: Batch, budget: Dial, after: AfterStage | None = None) -> Outputs:
         """All of an evaluation's figures of one batch."""
         inputs: dict[str, Any] = batch.tensors(self.model.device)
         inputs.pop("labels", None)
         with torch.inference_mode():
-            out: Any = self.model(**inputs, progress=self.progress, budget=budget)
+            out: Any = self.model(**inputs, progress=self.progress, budget=budget, after_stage=after)
             layers = out.allocations
             return Outputs(
                 logits=out.logits.float().cpu().numpy(),

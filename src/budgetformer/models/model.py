@@ -20,6 +20,7 @@ from transformers.utils.generic import ModelOutput
 
 from budgetformer.dial import Dial
 from budgetformer.errors import ModelError, UsageError
+from budgetformer.exits import AfterStage
 from budgetformer.models.bases import align_weights, base_hash, check_weights, load_base
 from budgetformer.models.checks import check_ids, check_labels
 from budgetformer.models.config import BudgetFormerConfig as BudgetFormerConfig
@@ -128,6 +129,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         return_dict: bool | None = None,
         token_type_ids: Tensor | None = None,
         words_logits: Tensor | None = None,
+        after_stage: AfterStage | None = None,
         teacher_logits: Tensor | None = None,
         teacher_states: Sequence[Tensor] = (),
         **kwargs: Any,
@@ -137,8 +139,8 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         `progress` is t/T (default: the progress stored in the config). `budget` is the dial, heeded at evaluation only.
         `attention_heads` names, by layer, the heads whose attention maps are wanted; `output_attentions` asks for all.
         `token_type_ids` is used where the model has `segment_embeddings` (the paper's has none). `words_logits` are the
-        answers of the stage of words where they are known already. The loss learns from what a teacher gave (see
-        `teacher_targets`).
+        answers of the stage of words where they are known already. `after_stage` is told what every stage but the last
+        came to, and says who leaves (evaluation only). The loss learns from a teacher (see `teacher_targets`).
         """
         mask_BN = padding_mask(attention_mask)
         check_ids(self.config, input_ids)
@@ -153,7 +155,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         dial = Dial.parse(budget)
         dials, share_B = self._dials(dial.heads, len(input_ids), progress)
         budgets = Budgets(mask_BN, progress, dials, attention_heads or {})
-        staged = self._encode(input_ids, budgets, token_type_ids, states=bool(teacher_states),
+        staged = self._encode(input_ids, budgets, token_type_ids, states=bool(teacher_states), after=after_stage,
                               words_logits=words_logits, limit=self.config.exit_limit(dial))  # fmt: skip
         loss, parts = None, None
         if labels is not None:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from budgetformer.exits import ExitOptions, Exits
+from budgetformer.exits import AfterStage, ExitOptions, Exits, StageResult
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.models.layers import Layers
 from budgetformer.models.sites import Budgets
@@ -140,17 +141,18 @@ class Stages(nn.Module):
         *,
         words_logits: Tensor | None = None,
         limit: float = 0.0,
+        after: AfterStage | None = None,
         states: bool = False,
     ) -> Staged:
-        """Run a batch; `limit` lets samples leave (evaluation only), `words_logits` are the words' answers if known."""
+        """Run a batch; `limit` and `after` let samples leave (evaluation only), `words_logits`: the words' if known."""
         exits, B, device = self.config.stages, len(ids_BN), ids_BN.device
         rows = _Rows(torch.arange(B, device=device), budgets, ids_BN, segments_BN)
-        result = _Result(B, self.config, device)
+        result, early = _Result(B, self.config, device), (limit, after)
         stage = 0
         if self.words is not None:
             answer = self.words(ids_BN, budgets.mask, words_segments_BN) if words_logits is None else words_logits
             rows.answer = answer = answer.float()
-            stage += self._leave(exits, stage, rows, answer, limit, result)
+            stage += self._leave(exits, stage, rows, answer, *early, result)
         for layer in range(self.config.num_hidden_layers):
             if not len(rows.place):
                 break
@@ -163,18 +165,24 @@ class Stages(nn.Module):
                 correction = self.heads[stage - exits.words](hidden, rows.budgets.mask)
                 logits = correction if rows.answer is None else rows.answer + correction
                 rows.answer = logits.detach()  # later stages correct it; they do not train it
-                stage += self._leave(exits, stage, rows, logits, limit, result)
+                stage += self._leave(exits, stage, rows, logits, *early, result)
         if len(rows.place):
             assert rows.hidden is not None
             last = layers.classify(rows.hidden, rows.budgets.mask)
             result.put(rows.place, last if rows.answer is None else rows.answer + last, stage)
         return result.staged(budgets)
 
-    def _leave(self, exits: Exits, stage: int, rows: _Rows, logits: Tensor, limit: float, result: _Result) -> int:
+    def _leave(
+        self, exits: Exits, stage: int, rows: _Rows, logits: Tensor, limit: float, after: AfterStage | None,
+        result: _Result,
+    ) -> int:  # fmt: skip
         """Record a stage's answers and let samples go. -> 1, the step to the next stage."""
         result.put(rows.place, logits, stage)
-        if limit and not self.training:
-            leaves = exits.leaves(stage, logits.detach().float().cpu().numpy(), limit)
+        if (limit or after) and not self.training:
+            answers = logits.detach().float().cpu().numpy()
+            leaves = exits.leaves(stage, answers, limit)
+            if after is not None:
+                leaves = after(StageResult(stage, rows.place.cpu().numpy(), answers, result.heads(rows.place), leaves))
             if leaves.any():
                 result.complete = False
                 rows.keep(torch.from_numpy(np.flatnonzero(~leaves)).to(logits.device))
@@ -215,6 +223,11 @@ class _Result:
             assert self.logits is not None
             self.logits = self.logits.to(logits.dtype).index_copy(0, place, logits)
         self.exits = torch.full_like(self.exits, stage) if everyone else self.exits.index_fill(0, place, stage)
+
+    def heads(self, place: Tensor) -> NDArray[np.int16]:
+        """Those that ran for some samples in the layers so far. -> (b, l)."""
+        counts = [allocation.active[place].sum(-1).cpu().numpy() for allocation in self.allocations]
+        return np.stack(counts, axis=1).astype(np.int16) if counts else np.zeros((len(place), 0), np.int16)
 
     def staged(self, budgets: Budgets) -> Staged:
         B, config, device = len(self.exits), self.config, self.exits.device
