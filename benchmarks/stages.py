@@ -1,7 +1,7 @@
 """Words and exits in pretrained encoders against the dense model trained equally long: one JSON a cell, resumable.
 
     python benchmarks/stages.py run --base DIR [--data-dir DIR] [--datasets ag_news imdb snli] [--seeds 0 1 2]
-    python benchmarks/stages.py table
+    python benchmarks/stages.py plot
 
 `run` writes docs/results/stages/DATASET-ENCODER-METHOD-SEED.json and skips what is there; runs themselves go on where
 they were interrupted. Trained methods start from the same fine-tuned dense model and are trained on for equally long:
@@ -31,16 +31,18 @@ from retrofit import opened, source, tfidf
 from transformers import AutoModelForSequenceClassification
 
 from budgetformer.data import encode_split, load_tokenizer, open_data
+from budgetformer.dial import Dial
 from budgetformer.engine.scores import Scores, leave_early, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.evaluate import is_correct, proportion
 from budgetformer.exits import same_answer
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
-from budgetformer.nn.allocation import Dial
+from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
 from budgetformer.runs.provenance import environment
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train
+from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
 METHODS = ("start", "dense", "staged", "short", "tfidf")
@@ -174,30 +176,62 @@ def run(options: argparse.Namespace) -> None:
                 print(file, flush=True)
 
 
-def table(options: argparse.Namespace) -> None:
-    """All points, seeds side by side."""
-    cells = [
-        json.loads(file.read_text(encoding="utf-8")) for file in sorted(Path(options.results).glob("*-[0-9].json"))
-    ]
-    print("| data set | encoder | point | accuracy, % | minus dense, points | cost | other label than full, % |")
-    print("| --- | --- | --- | --- | --- | --- | --- |")
-    seen: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+def plot(options: argparse.Namespace) -> None:
+    """The table of all points, seeds side by side, and accuracy against cost in curve.svg."""
+    results = Path(options.results)
+    cells = [json.loads(file.read_text(encoding="utf-8")) for file in sorted(results.glob("*-[0-9].json"))]
     order = {method: place for place, method in enumerate(METHODS)}
+    points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]] = {}
     for one in sorted(cells, key=lambda c: (c["dataset"], c["encoder"], order[c["method"]], c["seed"])):
         for point in one["points"]:
-            seen.setdefault((one["dataset"], one["encoder"], point["point"]), []).append(point)
-    for (dataset, encoder, name), points in seen.items():
-        values = ", ".join(f"{100 * p['value']:.2f}" for p in points)
-        gains = ", ".join(f"{100 * p['versus_dense']['value']:+.2f}" for p in points if "versus_dense" in p)
-        cost = ", ".join(f"{p['cost']:.3f}" for p in points if "cost" in p)
-        other = ", ".join(f"{100 * p['disagreement']:.2f}" for p in points if "disagreement" in p)
-        print("|", " | ".join([dataset, encoder, name, values, gains, cost, other]), "|")
+            encoders = points.setdefault((one["dataset"], one["encoder"]), {})
+            encoders.setdefault(point["point"], []).append(point)
+    print("| data set | encoder | point | accuracy, % | minus dense, points | cost | other label than full, % |")
+    print("| --- | --- | --- | --- | --- | --- | --- |")
+    for names, rows in points.items():
+        for name, seeds in rows.items():
+            values = ", ".join(f"{100 * p['value']:.2f}" for p in seeds)
+            gains = ", ".join(f"{100 * p['versus_dense']['value']:+.2f}" for p in seeds if "versus_dense" in p)
+            cost = ", ".join(f"{p['cost']:.3f}" for p in seeds if "cost" in p)
+            other = ", ".join(f"{100 * p['disagreement']:.2f}" for p in seeds if "disagreement" in p)
+            print("|", " | ".join([*names, name, values, gains, cost, other]), "|")
+    write_text(results / "curve.svg", draw(points))
+
+
+def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
+    """One panel per data set and encoder: accuracy against cost, means over seeds."""
+    with canvas("curve", "accuracy against cost", (3.6 * len(points), 3.6)) as (figure, svg):
+        for place, ((dataset, encoder), rows) in enumerate(points.items()):
+            axes = figure.add_subplot(1, len(points), place + 1)
+
+            def line(names: list[str], rows: dict[str, Any] = rows) -> list[tuple[float, float]]:
+                seeds = [rows[name] for name in names if name in rows]
+                mean = [(np.mean([p["cost"] for p in s]), 100 * np.mean([p["value"] for p in s])) for s in seeds]
+                return sorted((float(x), float(y)) for x, y in mean)
+
+            budgets = line([*(f"{share:g}" for share in SHARES), "learned", "full"])
+            static = line([name for name in rows if name.startswith("everyone at")])
+            for curve, label, style in ((budgets, "each text as far as it must", "o-"),
+                                        (static, "every text to the same stage", "s--")):  # fmt: skip
+                if curve:
+                    axes.plot(*zip(*curve, strict=True), style, markersize=4, label=label)
+            for name, label, style in (("dense", "dense", "-"), ("tfidf", "TF-IDF", ":")):
+                if name in rows:
+                    value = 100 * np.mean([p["value"] for p in rows[name]])
+                    axes.axhline(float(value), color="0.5", linestyle=style, label=label)
+            axes.set_title(f"{dataset}, {encoder}")
+            axes.set_xlabel("FLOPs, share of dense")
+            axes.set_ylabel("test accuracy, %")
+        legends = (axes.get_legend_handles_labels() for axes in figure.axes)
+        shown = {label: handle for pair in legends for handle, label in zip(*pair, strict=True)}
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4)
+    return standalone(svg[0])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    for name, verb in (("run", run), ("table", table)):
+    for name, verb in (("run", run), ("plot", plot)):
         sub = verbs.add_parser(name)
         sub.set_defaults(verb=verb)
         sub.add_argument("--results", default="docs/results/stages")
