@@ -123,7 +123,7 @@ class TestRows:
     def __init__(self, options: argparse.Namespace, dataset: str, seed: int) -> None:
         self.runs = Path(options.runs) / dataset / str(seed)
         self.precision = options.precision
-        self.tokenizer = load_tokenizer(self.runs / "start", offline=True)
+        self.tokenizer = load_tokenizer(self.runs / "start", offline=True).backend_tokenizer
         labels = open_data(source(options, dataset)).labels
         data = replace(opened(options, dataset), labels=labels)
         complete = encode_split(data.splits["test"], data, self.tokenizer, LENGTH.get(dataset, 128))
@@ -134,7 +134,7 @@ class TestRows:
         """What the model scored and executed, and its differences from the dense models, row by row."""
         with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
             scores = score(TorchEngine(model), self.encoded, dial)
-        e = summarize(scores, model.config, split="test", dial=dial)
+        e = summarize(scores, model.config.spec, split="test", dial=dial)
         cost = {k: e.cost[k] for k in ("flops_ratio", "attention_flops_ratio", "flops_per_text")}
         k_over_h = e.budget["k_over_h"]
         point = {"dial": dial, "rows": len(self.rows), **e.quality["accuracy"], "k_over_h": k_over_h, **cost}
@@ -241,7 +241,7 @@ def clock(options: argparse.Namespace) -> None:
         start, model = Model.from_pretrained(runs / "start"), Model.from_pretrained(runs / "budgeted")
         plain, tokenizer = start.plain().eval(), load_tokenizer(runs / "start", offline=True)
         data = opened(options, dataset)
-        test = encode_split(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
+        test = encode_split(data.splits["test"], data, tokenizer.backend_tokenizer, LENGTH.get(dataset, 128))
         by_length = np.argsort(test.lengths, kind="stable")
         frozen = {f"frozen:{share:g}": model.freeze(share) for share in options.shares}
         for batch in options.batches:

@@ -80,7 +80,7 @@ class TestRows:
         self.runs, self.precision = runs, options.test_precision
         tokenizer = load_tokenizer(runs / "start", offline=True)
         data = replace(opened(options, dataset), labels=open_data(source(options, dataset)).labels)
-        self.table = encode_split(data.splits["test"], data, tokenizer, LENGTH.get(dataset, 128))
+        self.table = encode_split(data.splits["test"], data, tokenizer.backend_tokenizer, LENGTH.get(dataset, 128))
 
     def score(self, model: Model, dial: str) -> Scores:
         with torch.autocast("cpu", torch.bfloat16, enabled=self.precision == "bf16"):
@@ -102,7 +102,7 @@ class TestRows:
         """Every budget, from one pass through all stages."""
         from budgetformer.engine.scores import cost_shares
 
-        config, stages = model.config, model.config.stages
+        config, stages = model.config.spec, model.config.stages
         scores = self.score(model, "exit:0")
         assert scores.stage_logits is not None
         full = scores.stage_logits[:, -1]

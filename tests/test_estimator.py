@@ -277,9 +277,9 @@ def test_a_pretrained_encoder_is_fitted_and_saved(tmp_path: Path) -> None:
 def test_balanced_classes_weigh_the_same() -> None:
     y = ["rare" if n < 6 else "often" for n in range(60)]
     model = quick(class_weight="balanced").fit(X, y)
-    weights = dict(zip(model._scorer.labels, model._scorer.config.class_weights, strict=True))
+    weights = dict(zip(model._scorer.labels, model._scorer.engine.model.config.class_weights, strict=True))
     assert weights["rare"] > 4 * weights["often"]
-    assert quick().fit(X, y)._scorer.config.class_weights is None
+    assert quick().fit(X, y)._scorer.engine.model.config.class_weights is None
 
 
 def test_a_save_that_fails_leaves_nothing(

@@ -13,7 +13,7 @@ import torch
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.cost.flops import count
 from budgetformer.data import TokenTable
-from budgetformer.engine.scores import Scores, model_shape, score
+from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.evaluate import cost_of, evaluate, is_correct, mcnemar, proportion, row_losses, summarize
 from tests.tables import make_table
@@ -51,7 +51,7 @@ def test_wilson_is_the_textbook_interval() -> None:
 def test_classification_by_hand() -> None:
     # labels a a a b; predicted a a b b
     out = scored([[1, 0], [2, 0], [0, 1], [0, 3]], encoded([3, 4, 5, 6], np.array([0, 0, 0, 1], np.int32)))
-    result = summarize(out, config(), split="test", dial="learned", hardest=2)
+    result = summarize(out, config().spec, split="test", dial="learned", hardest=2)
     assert result.metric == "accuracy"
     assert result.score == 0.75
     assert result.quality["confusion"] == [[2, 1], [0, 1]]
@@ -68,7 +68,7 @@ def test_classification_by_hand() -> None:
 def test_multi_label_by_hand() -> None:
     made = config(problem_type="multi_label_classification")
     out = scored([[1, -1], [1, 1]], encoded([3, 4], np.array([[1, 0], [1, 0]], np.uint8)), made.task)
-    result = summarize(out, made, split="test", dial="learned")
+    result = summarize(out, made.spec, split="test", dial="learned")
     assert result.quality["exact_match"]["value"] == 0.5
     assert result.score == result.quality["micro_f1"] == pytest.approx(2 * 2 / (3 + 2))
     assert is_correct(out).tolist() == [True, False]  # type: ignore[union-attr]
@@ -77,7 +77,7 @@ def test_multi_label_by_hand() -> None:
 def test_regression_by_hand() -> None:
     made = config(id2label={0: "x"}, problem_type="regression")
     out = scored([[1.0], [2.0], [4.0]], encoded([3, 4, 5], np.array([1.0, 3.0, 2.0], np.float32)), made.task)
-    result = summarize(out, made, split="test", dial="learned")
+    result = summarize(out, made.spec, split="test", dial="learned")
     assert result.quality["mse"]["value"] == pytest.approx(5 / 3)
     assert result.quality["mae"] == pytest.approx(1.0)
     assert result.quality["r2"] == pytest.approx(1 - (5 / 3) / (2 / 3))
@@ -108,8 +108,8 @@ def test_cost_counts_executed_heads_at_real_lengths() -> None:
     heads = np.array([[1, 2], [4, 4], [2, 2]], np.int16)
     lengths = np.array([5, 9, 5])
     table = encoded(lengths.tolist(), np.zeros(3, np.int32))
-    result = cost_of(scored([[0, 1]] * 3, table, heads=heads, budget=np.full((3, 2), 0.5, np.float32)), made)
-    shape = model_shape(made)
+    result = cost_of(scored([[0, 1]] * 3, table, heads=heads, budget=np.full((3, 2), 0.5, np.float32)), made.spec)
+    shape = made.spec.shape
     each = [count(shape, int(n), list(k)).total for n, k in zip(lengths, heads, strict=True)]
     assert result["flops_per_text"] == pytest.approx(np.mean(each))
     dense = [count(shape, int(n), [4, 4], "dense").total for n in lengths]

@@ -97,7 +97,9 @@ def fit_tfidf(plan: Plan, cell: Cell) -> None:
     )
     model.fit(*_texts(data.splits["train"].examples()))
     recipe = plan.recipe(cell)
-    test = encode_split(data.splits["test"], data, load_tokenizer(str(recipe.tokenizer)), recipe.max_length)
+    test = encode_split(
+        data.splits["test"], data, load_tokenizer(str(recipe.tokenizer)).backend_tokenizer, recipe.max_length
+    )
     probabilities = np.zeros((len(test), len(data.labels)), np.float32)
     columns = [data.labels.index(name) for name in model.classes_]
     probabilities[:, columns] = model.predict_proba(_texts(data.splits["test"].examples())[0])

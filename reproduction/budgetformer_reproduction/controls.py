@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from budgetformer.cost.flops import count
-from budgetformer.engine.scores import model_shape
 from budgetformer.evaluate import mcnemar
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.training.recipe import PRESETS
@@ -117,7 +116,7 @@ def same_flops(plan: Plan, dataset: str, learned: Sequence[Done]) -> list[Cell]:
 
     def flops(inner: int) -> float:
         config.intermediate_size = inner
-        counts = [count(model_shape(config), int(length), [], "dense").total for length in lengths]
+        counts = [count(config.spec.shape, int(length), [], "dense").total for length in lengths]
         return float(np.average(counts, weights=rows))
 
     target = float(np.mean([done.test["cost"]["flops_per_text"] for done in learned]))

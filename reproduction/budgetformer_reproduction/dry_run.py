@@ -11,7 +11,6 @@ from typing import Any
 import torch
 
 from budgetformer.cost.flops import count
-from budgetformer.engine.scores import model_shape
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.training.loop import make_optimizer
 from budgetformer_reproduction.cells import TFIDF, Cell, Plan
@@ -53,7 +52,7 @@ def load_of(plan: Plan, cell: Cell) -> Load:
     assert recipe.batch_size is not None
     every = [float(config.num_attention_heads)] * config.num_hidden_layers
     kind = "dense" if not config.gate.selects else "paper"
-    forward = count(model_shape(config), recipe.max_length, every, kind).total  # type: ignore[arg-type]
+    forward = count(config.spec.shape, recipe.max_length, every, kind).total  # type: ignore[arg-type]
     return Load(rows, recipe.epochs * math.ceil(rows / recipe.batch_size), 3 * forward * rows * recipe.epochs)
 
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from budgetformer.data.locate import locate
 from budgetformer.data.sources import BadRow, FileTable
+from budgetformer.data.tokenizer import load_tokenizer
 from budgetformer.errors import DataError
 from budgetformer.runs.run import Run
 from budgetformer_reproduction import schema
@@ -275,7 +276,7 @@ def attention_maps(plan: Plan, store: Store) -> Findings:
     if not (cells := store.get(plan.learned("snli"))):
         return Findings(title)
     opened = Run.open(cells[0].folder)
-    model, tokenizer, record = opened.model, opened.tokenizer, opened.record
+    model, tokenizer, record = opened.model, load_tokenizer(opened.folder, offline=True), opened.record
     length = plan.scale.training["snli"].max_length
     batch = tokenizer(*plan.pair, return_tensors="pt", truncation=True, max_length=length)
     with torch.inference_mode():

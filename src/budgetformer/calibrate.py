@@ -25,8 +25,8 @@ from budgetformer.engine.scores import Engine, Scores, leave_early, score
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import cost_of, is_correct, paired_difference, summarize
 from budgetformer.exits import LIMITS, REGRESSION, same_answer
-from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.runs.files import read_json, write_json
+from budgetformer.spec import ModelSpec
 
 SHARES = (0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.75, 0.9)
 _APART = 0.02  # in cost, of two positions that are shown
@@ -55,7 +55,7 @@ def named_dial(text: str | float | None, points: Mapping[str, str]) -> Dial:
         raise UsageError(f"{error}{known}") from None
 
 
-def exit_curve(scores: Scores, config: BudgetFormerConfig) -> list[dict[str, Any]]:
+def exit_curve(scores: Scores, config: ModelSpec) -> list[dict[str, Any]]:
     """Cost and disagreement with the last stage at each limit, cheapest first; `scores` hold all stages' answers.
 
     Of limits with the same cost the safest is kept.
@@ -141,7 +141,7 @@ def depth_report(engine: Engine, table: TokenTable, split: str) -> dict[str, Any
     }
 
 
-def _reliability(scores: Scores, config: BudgetFormerConfig) -> list[dict[str, Any]]:
+def _reliability(scores: Scores, config: ModelSpec) -> list[dict[str, Any]]:
     """By stage, rows in five groups of rising P(disagree): its mean, and the share of rows whose answer did change."""
     stages, logits, groups = config.stages, scores.stage_logits, []
     assert logits is not None
@@ -167,7 +167,7 @@ def _positions(engine: Engine, table: TokenTable) -> list[Position]:
     return [positions[0], *sorted(positions[1:], key=lambda p: (-float(p.scores.heads.mean()), p.dial))]
 
 
-def _measure(position: Position, reference: Scores, config: BudgetFormerConfig, split: str) -> dict[str, Any]:
+def _measure(position: Position, reference: Scores, config: ModelSpec, split: str) -> dict[str, Any]:
     """Cost, disagreement with the whole model and, with labels, quality of one position."""
     scores, cost = position.scores, cost_of(position.scores, config)
     share = scores.heads / scores.num_heads
@@ -285,7 +285,7 @@ class Guarantees(NamedTuple):
         return {**chosen, "guarantee": promise}
 
 
-def _stages(reference: Scores, config: BudgetFormerConfig, points: Mapping[str, Any]) -> list[dict[str, Any]]:
+def _stages(reference: Scores, config: ModelSpec, points: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Each stage by itself: its answers for every row, and what the first point would cost without it."""
     stages, logits = config.stages, reference.stage_logits
     assert logits is not None
@@ -314,14 +314,16 @@ def write_calibration(folder: Path, result: dict[str, Any]) -> None:
 
 
 def _check(
-    config: BudgetFormerConfig,
+    config: ModelSpec,
     max_drop: Sequence[float],
     max_cost: Sequence[float],
     target_ms: Sequence[float],
     confidence: float,
 ) -> None:
     if not config.exits and not config.gate.can_dial:
-        raise UsageError(f"a model without exits and with gates of the kind {config.kind!r} has no budget to calibrate")
+        raise UsageError(
+            f"a model without exits and with gates of the kind {config.gate.kind!r} has no budget to calibrate"
+        )
     if wrong := [value for value in max_cost if not 0 < value <= 1]:
         raise UsageError(f"--max-cost {wrong[0]:g}: give a share of the dense model's FLOPs, above 0 and up to 1")
     if wrong := [value for value in target_ms if not value > 0]:
@@ -342,7 +344,7 @@ def _best_under(curve: list[dict[str, Any]], key: str, limit: float, asked: str)
 def _time(engine: Engine, table: TokenTable, dials: list[str]) -> dict[str, float]:
     """Milliseconds of one text alone at each position, in turns, on a sample of the texts."""
     rows = sample_rows(len(table), _TIMED_TEXTS)
-    batches = [collate(table, rows[i : i + 1], engine.config.pad_token_id or 0) for i in range(len(rows))]
+    batches = [collate(table, rows[i : i + 1], engine.config.pad_token_id) for i in range(len(rows))]
 
     def run(dial: Dial) -> None:
         with engine.session(dial):

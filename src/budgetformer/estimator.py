@@ -22,6 +22,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from budgetformer.data import DataSource
 from budgetformer.data.examples import label_text
 from budgetformer.data.splits import text_hash
+from budgetformer.data.tokenizer import tokenizer_files
 from budgetformer.dial import Dial
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.torch import TorchEngine
@@ -125,7 +126,8 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
         def fill(place: Path) -> None:
             cast("TorchEngine", self._scorer.engine).model.save_pretrained(place)
-            self._scorer.tokenizer.save_pretrained(place)
+            for name, content in self._tokenizer.items():
+                (place / name).write_bytes(content)
             lines = (json.dumps(epoch) + "\n" for epoch in self.history_)
             Path(place, "history.jsonl").write_text("".join(lines), encoding="utf-8")
             record = {**self._record, "sha256": hash_files(place), "estimator": about}
@@ -171,6 +173,7 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         if "_scorer" in state:
             with tempfile.TemporaryDirectory(prefix="budgetformer-pickle-") as name:
                 self.save(name)
+                del state["_tokenizer"]
                 state["_scorer"] = {file.name: file.read_bytes() for file in sorted(Path(name).iterdir())}
         return state
 
@@ -211,6 +214,7 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
         """Hold in memory what prediction and `save` need of a run."""
         opened = Run.open(run)
         self._record = opened.record
+        self._tokenizer = tokenizer_files(run)
         self._scorer = Scorer(TorchEngine(opened.model), opened.tokenizer, opened.max_length)
         self.n_features_in_ = 2 if self._record.get("pairs") else 1
         lines = read_json_lines(run / "history.jsonl", "copy the directory again")

@@ -18,8 +18,8 @@ from budgetformer.data.dataset import Split
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, predicted
-from budgetformer.engine.scores import Engine, Floats, Scores, executed_flops, model_shape, score
-from budgetformer.models.config import BudgetFormerConfig
+from budgetformer.engine.scores import Engine, Floats, Scores, executed_flops, score
+from budgetformer.spec import ModelSpec
 
 _BINS = 15  # of probabilities
 _HOTTEST = 20.0  # a temperature is at most this, and at least one part of it
@@ -70,7 +70,7 @@ def _labels(table: TokenTable) -> NDArray[Any]:
     return table.labels
 
 
-def summarize(scores: Scores, config: BudgetFormerConfig, *, split: str, dial: str, hardest: int = 0) -> Evaluation:
+def summarize(scores: Scores, config: ModelSpec, *, split: str, dial: str, hardest: int = 0) -> Evaluation:
     """Turn what happened row by row into figures."""
     table, names, losses = scores.table, config.label_names, row_losses(scores)
     metric, value, quality = _quality(scores, names)
@@ -275,7 +275,7 @@ def _budget(scores: Scores, names: list[str]) -> dict[str, Any]:
     return result
 
 
-def _exits(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any] | None:
+def _exits(scores: Scores, config: ModelSpec) -> dict[str, Any] | None:
     """How many rows left at each stage, how many of them were answered right, and the layers that ran on average."""
     if scores.exits is None:
         return None
@@ -290,9 +290,9 @@ def _exits(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any] | None:
     }
 
 
-def cost_of(scores: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
+def cost_of(scores: Scores, config: ModelSpec) -> dict[str, Any]:
     """Mean FLOPs per text: whole model, executed heads, real lengths; and the paper's own count at the same lengths."""
-    shape, lengths, plain = model_shape(config), scores.table.lengths, not config.gate.selects
+    shape, lengths, plain = config.shape, scores.table.lengths, not config.gate.selects
     dense = count(replace(shape, words=False), lengths, (), "dense")
     ours, paper_style, attention = (np.zeros(len(lengths)) for _ in range(3))
     for rows, flops in executed_flops(scores, config, "dense" if plain else "selective"):

@@ -13,22 +13,19 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-
 from budgetformer.cost.flops import count
 from budgetformer.data.tokens import truncating_tokenizer
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, rounded
-from budgetformer.engine.scores import model_shape, probabilities_of
-from budgetformer.engine.torch import TorchEngine
+from budgetformer.engine.scores import probabilities_of
 from budgetformer.errors import UsageError
 from budgetformer.runs.files import named_read_errors, read_json
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
-    from budgetformer.models.config import BudgetFormerConfig
     from budgetformer.models.model import BudgetFormerForSequenceClassification
+    from budgetformer.spec import ModelSpec
 
 MAP_BYTES = 1_500_000  # of all attention maps in one file, after base64
 _REMEDY = "delete it, or train the run again"
@@ -51,14 +48,15 @@ class Explainer:
     def __init__(
         self,
         model: BudgetFormerForSequenceClassification,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: Tokenizer,
         max_length: int | None = None,
     ) -> None:
-        self.model, self.config = model, model.config
-        positions = model.config.max_position_embeddings
+        self.model, self.config = model, model.config.spec
+        positions = self.config.max_position_embeddings
         self.max_length = min(max_length or positions, positions)
         self._tokenizer = truncating_tokenizer(tokenizer, self.max_length)
-        self._unknown = tokenizer.unk_token_id
+        unknown = json.loads(tokenizer.to_str())["model"]  # a Unigram model names its place, the others the piece
+        self._unknown = unknown.get("unk_id", tokenizer.token_to_id(unknown.get("unk_token") or ""))
 
     def explain(self, text: str, text_pair: str | None = None, budget: str | Dial | None = None) -> dict[str, Any]:
         """The answer for a text at a position of the dial, with every layer's heads and the FLOPs they took."""
@@ -83,7 +81,7 @@ class Explainer:
                 raise UsageError(f"{name} is empty: give at least one word")
             if part is not None and any("\ud800" <= character <= "\udfff" for character in part):
                 raise UsageError(f"{name} is not valid Unicode: give it as UTF-8")
-        encoding = self._tokenizer.encode(text, text_pair)
+        encoding: Any = self._tokenizer.encode(text, text_pair)
         texts, parts, ids = (text, text_pair or ""), encoding.sequence_ids, encoding.ids
         tokens, joined, end = [], [], (None, 0)
         for i, (part, (start, stop)) in enumerate(zip(parts, encoding.offsets, strict=True)):
@@ -94,6 +92,10 @@ class Explainer:
         return Pieces(ids, tokens, joined, parts, bool(encoding.overflowing))
 
     def _run(self, pieces: Pieces, dial: Dial, heads: Mapping[int, Sequence[int]] | None = None) -> Any:
+        import torch
+
+        from budgetformer.engine.torch import TorchEngine
+
         device = self.model.device
         second = pieces.parts.index(1) if 1 in pieces.parts else len(pieces.ids)
         types = (torch.arange(len(pieces.ids), device=device) >= second).long()[None]
@@ -119,7 +121,7 @@ class Explainer:
         ]
         values = probabilities_of(output.logits.float().cpu().numpy(), config.task)
         labels = [] if config.task == "regression" else config.label_names
-        shape, tokens, stage = model_shape(config), len(pieces.ids), -1 if output.exits is None else int(output.exits)
+        shape, tokens, stage = config.shape, len(pieces.ids), -1 if output.exits is None else int(output.exits)
         path: dict[str, Any] = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
         path["execution"] = "selective" if config.gate.selects else "dense"
         used = count(shape, tokens, [layer["k"] for layer in layers], **path)
@@ -155,7 +157,7 @@ class Explainer:
         of the chosen budget, or without any (`maps` says which).
         """
         heads, layers = self.config.num_attention_heads, self.config.num_hidden_layers
-        budgets, start = slider(budget, heads, exits=bool(self.model.config.exits))
+        budgets, start = slider(budget, heads, exits=bool(self.config.exits))
         shown: list[tuple[Pieces, dict[str, Any]]] = []
         every = chosen = 0
         for text, text_pair in texts:
@@ -181,13 +183,15 @@ class Explainer:
 
     def _maps(self, pieces: Pieces, dial: Dial) -> str:
         """The maps of all heads, layer by layer: a byte for each value, in base64."""
+        import torch
+
         every = {layer: range(self.config.num_attention_heads) for layer in range(self.config.num_hidden_layers)}
         attentions = self._run(pieces, self._to_the_end(dial), every).attentions
         maps = torch.stack([attentions[layer][0] for layer in every])
         return base64.b64encode((maps * 255).round().byte().cpu().numpy().tobytes()).decode()
 
 
-def describe(config: BudgetFormerConfig, folder: Path) -> str:
+def describe(config: ModelSpec, folder: Path) -> str:
     """How a run chooses heads: what its gates can do, and what its evaluation saw them do."""
     every = config.num_hidden_layers * config.num_attention_heads
     chooses = "For each text this model chooses the heads that run, and never computes the rest."

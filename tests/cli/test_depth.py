@@ -41,9 +41,9 @@ def test_training_fits_words_exits_and_a_rule(tiny_staged: Path) -> None:
     exits = run.config.exits
     assert exits is not None
     assert run.config.stages.names == ["words", "layer 1", "layer 2"]
-    assert len(exits["rule"]) == 2
-    assert [slope <= 0 for _, slope in exits["rule"]] == [True, True]
-    costs, limits = np.array(exits["curve"]).T
+    assert len(exits.rule) == 2
+    assert [slope <= 0 for _, slope in exits.rule] == [True, True]
+    costs, limits = np.array(exits.curve).T
     assert (np.diff(costs) > 0).all()
     assert (np.diff(limits) < 0).all()
     evaluation = json.loads((tiny_staged / "evaluation.json").read_text())

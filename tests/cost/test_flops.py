@@ -10,7 +10,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.cost.flops import Shape, count
-from budgetformer.evaluate import model_shape
 
 SHAPE = Shape(layers=2, heads=4, width=8, inner=16, labels=3)
 
@@ -57,7 +56,7 @@ def test_closed_form_equals_torchs_counter(kind: str) -> None:
     with FlopCounterMode(display=False, custom_mapping=mapping) as counter, torch.inference_mode():
         model(torch.ones(B, N, dtype=torch.long), mask)
     mode = "dense" if kind == "all" else "paper"
-    expected = count(model_shape(config), N, [4, 4], mode).total
+    expected = count(config.spec.shape, N, [4, 4], mode).total
     if kind == "static":
         expected += 2 * 2 * N * 64  # it pools, although nothing reads the result
     assert counter.get_total_flops() == B * expected

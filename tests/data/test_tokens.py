@@ -8,9 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer, XLMRobertaTokenizer
 
 from budgetformer.data import (
     DataSource,
+    TextEncoder,
     TokenTable,
     collate,
     encode_split,
@@ -54,7 +57,7 @@ def test_it_equals_the_tokenizers_own_answer(
     monkeypatch.setattr(tokens, "CHUNK_ROWS", 7)  # several chunks, the last one short
     data = make(tmp_path, pair)
     split = data.splits["train"]
-    result = encode_split(split, data, tokenizer, max_length)
+    result = encode_split(split, data, tokenizer.backend_tokenizer, max_length)
     examples = list(split.examples())
     assert len(result) == split.rows == len(examples)
     cut = 0
@@ -75,13 +78,13 @@ def test_the_tokenizer_is_left_as_it_was(tokenizer: Any, tmp_path: Path) -> None
     tokenizer("one")  # resets what an earlier call with truncation left behind
     before = tokenizer.backend_tokenizer.to_str()
     data = make(tmp_path)
-    encode_split(data.splits["train"], data, tokenizer, 6)
+    encode_split(data.splits["train"], data, tokenizer.backend_tokenizer, 6)
     assert tokenizer.backend_tokenizer.to_str() == before
 
 
 def test_memory_is_about_four_bytes_a_token(tokenizer: Any, tmp_path: Path) -> None:
     data = make(tmp_path)
-    result = encode_split(data.splits["train"], data, tokenizer, 64)
+    result = encode_split(data.splits["train"], data, tokenizer.backend_tokenizer, 64)
     assert result.tokens.nbytes == 4 * result.offsets[-1]
     assert result.nbytes <= 4 * len(result.tokens) + 32 * len(result) + 16
 
@@ -95,7 +98,7 @@ def test_labels_by_task(tokenizer: Any, tmp_path: Path) -> None:
     for task, (labels, dtype, values) in expected.items():
         data = make(tmp_path, label=labels)
         assert data.task == task
-        result = encode_split(data.splits["train"], data, tokenizer, 32)
+        result = encode_split(data.splits["train"], data, tokenizer.backend_tokenizer, 32)
         assert result.labels.dtype == dtype
         labels_expected = [values[example.label] for example in data.splits["train"].examples()]  # type: ignore[index]
         assert result.labels.tolist() == labels_expected
@@ -103,7 +106,7 @@ def test_labels_by_task(tokenizer: Any, tmp_path: Path) -> None:
 
 def test_batches_of_a_split_hold_its_rows(tokenizer: Any, tmp_path: Path) -> None:
     data = make(tmp_path, pair=True)
-    result = encode_split(data.splits["train"], data, tokenizer, 16)
+    result = encode_split(data.splits["train"], data, tokenizer.backend_tokenizer, 16)
     seen = 0
     for rows in eval_plan(result.lengths, token_budget=64):
         batch = collate(result, rows, tokenizer.pad_token_id)
@@ -117,4 +120,47 @@ def test_batches_of_a_split_hold_its_rows(tokenizer: Any, tmp_path: Path) -> Non
 def test_a_length_without_room_for_text_is_refused(tokenizer: Any, tmp_path: Path) -> None:
     data = make(tmp_path, pair=True)
     with pytest.raises(UsageError, match="max_length is 4: it must be at least 5"):
-        encode_split(data.splits["train"], data, tokenizer, 4)
+        encode_split(data.splits["train"], data, tokenizer.backend_tokenizer, 4)
+
+
+HARD = [
+    "the small train was late", "Ein sch\u00f6ner Zug, NA\u00cfVE caf\u00e9 \u2603 100%", "x",
+    "  two  spaces\tand\na line ", "<s> [SEP] <mask> [MASK] </s>", "\u4e2d\u6587 and \U0001f600",
+    "one two three four five six seven eight nine ten " * 3,
+]  # fmt: skip
+ROBERTA = ["<s>", "<pad>", "</s>", "<unk>", "<mask>"]
+
+
+def made(kind: str) -> Any:
+    """A tiny tokenizer of a family as transformers makes it."""
+    if kind in ("trained", "cased WordPiece"):
+        trained = train_tokenizer(HARD, vocab_size=300)
+        return trained if kind == "trained" else BertTokenizer(vocab=trained.get_vocab(), do_lower_case=False)
+    options: dict[str, Any] = {"special_tokens": ROBERTA, "show_progress": False}
+    if kind == "byte-level BPE":
+        rust, alphabet = Tokenizer(models.BPE()), pre_tokenizers.ByteLevel.alphabet()
+        rust.pre_tokenizer = pre_tokenizers.ByteLevel()
+        rust.train_from_iterator(HARD, trainers.BpeTrainer(vocab_size=320, initial_alphabet=alphabet, **options))
+        merges = [tuple(pair) for pair in json.loads(rust.to_str())["model"]["merges"]]
+        return RobertaTokenizer(vocab=rust.get_vocab(), merges=merges)
+    rust = Tokenizer(models.Unigram())
+    rust.pre_tokenizer = pre_tokenizers.Metaspace()
+    rust.train_from_iterator(HARD, trainers.UnigramTrainer(vocab_size=90, unk_token="<unk>", **options))
+    return XLMRobertaTokenizer(vocab=[tuple(piece) for piece in json.loads(rust.to_str())["model"]["vocab"]])
+
+
+@pytest.mark.parametrize("kind", ["trained", "cased WordPiece", "byte-level BPE", "Unigram"])
+def test_the_file_alone_gives_the_ids_that_transformers_gives(kind: str, tmp_path: Path) -> None:
+    made(kind).save_pretrained(tmp_path)
+    theirs = AutoTokenizer.from_pretrained(tmp_path)
+    rust = Tokenizer.from_str((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))
+    for pairs in (None, HARD[::-1]):
+        for length in (8, 64):
+            table = TextEncoder(rust, length, pair=pairs is not None).encode(HARD, pairs)
+            expected = theirs(HARD, pairs, truncation=True, max_length=length)
+            assert [tokens_of(table, row) for row in range(len(HARD))] == expected["input_ids"]
+        for long in ("head-tail", "windows"):
+            if pairs is None or long != "windows":
+                tables = [TextEncoder(each, 8, long).encode(HARD, pairs) for each in (rust, theirs.backend_tokenizer)]
+                for name in ("tokens", "offsets", "pair_start", "truncated"):
+                    np.testing.assert_array_equal(*(getattr(table, name) for table in tables))

@@ -241,10 +241,10 @@ def test_weights_rule_and_words_survive_saving(tmp_path: Any) -> None:
 def test_budgets_of_depth_need_exits_and_a_rule() -> None:
     plain = BudgetFormerConfig.preset("tiny", vocab_size=50)
     with pytest.raises(UsageError, match=r"budget 0\.3: this model has no exits.*train it with exits, or give max:X"):
-        plain.exit_limit(_dial("0.3"))
+        plain.spec.exit_limit(_dial("0.3"))
     fresh = BudgetFormerConfig.preset("tiny", vocab_size=50, exits={})
     with pytest.raises(UsageError, match=r"no exit rule has been fitted to this model; calibrate it, or give full"):
-        fresh.exit_limit(_dial("0.3"))
+        fresh.spec.exit_limit(_dial("0.3"))
 
 
 def _dial(text: str) -> Any:

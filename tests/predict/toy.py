@@ -36,7 +36,9 @@ def make_model(**options: Any) -> BudgetFormerForSequenceClassification:
 
 
 def make_scorer(max_length: int = 16, *, config: dict[str, Any] | None = None, **options: Any) -> Scorer:
-    return Scorer(TorchEngine(make_model(**(config or {})).eval()), tokenizer(), max_length, **options)
+    return Scorer(
+        TorchEngine(make_model(**(config or {})).eval()), tokenizer().backend_tokenizer, max_length, **options
+    )
 
 
 def make_run(folder: Path, texts: Sequence[str] = ("text",), *, max_length: int = 16, **options: Any) -> Path:

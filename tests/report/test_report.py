@@ -46,7 +46,7 @@ def evaluation(task: str, logits: Any, labels: Any, names: list[str], split: str
     table = make_table(np.ones(lengths.sum()), lengths, labels)
     budget = (heads / 8).astype(np.float32)
     scores = Scores(table, task, 8, logits, heads, budget, np.ones((rows, 4), np.float32))
-    result = summarize(scores, config, split=split, dial=dial, hardest=2)
+    result = summarize(scores, config.spec, split=split, dial=dial, hardest=2)
     texts = [
         {"file": "test.csv", "text": "Stocks fell after the match was called off. " * 30, "text_pair": None},
         {"file": None, "text": "Short.", "text_pair": "And a partner."},

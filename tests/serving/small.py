@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedTokenizerFast
+from tokenizers import Tokenizer
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.data.tokenizer import train_tokenizer
@@ -20,7 +20,7 @@ TEXTS = [
 ]
 
 
-def small(**options: Any) -> tuple[BudgetFormerForSequenceClassification, PreTrainedTokenizerFast]:
+def small(**options: Any) -> tuple[BudgetFormerForSequenceClassification, Tokenizer]:
     """A tiny model of two layers with four heads."""
     torch.manual_seed(3)
     tokenizer = train_tokenizer(TEXTS, vocab_size=120)
@@ -28,14 +28,14 @@ def small(**options: Any) -> tuple[BudgetFormerForSequenceClassification, PreTra
     config = BudgetFormerConfig.preset(
         "tiny", **{"vocab_size": 120, "id2label": labels, "initializer_range": 0.3, **options}
     )
-    return BudgetFormerForSequenceClassification(config).eval(), tokenizer
+    return BudgetFormerForSequenceClassification(config).eval(), tokenizer.backend_tokenizer
 
 
 def write_run(folder: Path, *, pairs: bool = False, max_length: int = 24, **options: Any) -> Path:
     """The model as the directory of a finished run."""
-    model, tokenizer = small(segment_embeddings=pairs, **options)
+    model, _ = small(segment_embeddings=pairs, **options)
     model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    train_tokenizer(TEXTS, vocab_size=120).save_pretrained(folder)
     record = {
         "format_version": FORMAT_VERSION, "name": folder.name, "status": "done", "max_length": max_length,
         "pairs": pairs, "task": model.config.task,

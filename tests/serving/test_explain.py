@@ -29,7 +29,7 @@ from budgetformer.runs.run import Run
 def test_it_tells_what_the_model_did(dial: str, tmp_path: Path) -> None:
     model, tokenizer = small()
     explanation = Explainer(model, tokenizer).explain(TEXTS[0], budget=dial)
-    ids = torch.tensor([tokenizer(TEXTS[0])["input_ids"]])
+    ids = torch.tensor([tokenizer.encode(TEXTS[0]).ids])
     with torch.inference_mode():
         out = model(ids, budget=dial)
     assert explanation["dial"] == dial
@@ -40,7 +40,7 @@ def test_it_tells_what_the_model_did(dial: str, tmp_path: Path) -> None:
         assert layer["k"] == sum(layer["active"]) == int(allocation.heads)
         assert layer["weights"] == pytest.approx(allocation.weights[0].tolist())
         assert layer["relevance"] == pytest.approx(allocation.relevance[0].tolist())
-    cost = cost_of(Run.open(write_run(tmp_path / "run")).scorer(dial).score(TEXTS[:1]), model.config)
+    cost = cost_of(Run.open(write_run(tmp_path / "run")).scorer(dial).score(TEXTS[:1]), model.config.spec)
     flops = explanation["flops"]
     assert flops["used"] == cost["flops_per_text"]
     assert flops["used"] / flops["dense"] == pytest.approx(cost["flops_ratio"])
@@ -52,7 +52,7 @@ def test_it_tells_what_the_model_did(dial: str, tmp_path: Path) -> None:
 def test_a_map_is_that_head_s_alone_whether_it_ran_or_not(dial: str) -> None:
     model, tokenizer = small()
     with torch.inference_mode():
-        every = model(torch.tensor([tokenizer(TEXTS[1])["input_ids"]]), budget=dial, output_attentions=True).attentions
+        every = model(torch.tensor([tokenizer.encode(TEXTS[1]).ids]), budget=dial, output_attentions=True).attentions
     for layer in range(2):
         for head in range(4):
             one = Explainer(model, tokenizer).attention(TEXTS[1], None, layer, head, dial)
@@ -66,11 +66,11 @@ def test_tokens_are_as_written_and_training_s_own() -> None:
     words = "".join(("" if j else " ") + t for t, j in zip(pieces.tokens, pieces.joined, strict=True)).split()
     assert words == ["[CLS]", "The", "Train[UNK]", "LOVELY", "view", "[SEP]", "Over", "[UNK]", "[SEP]"]
     assert [part for part in pieces.parts if part is not None] == sorted(p for p in pieces.parts if p is not None)
-    encoded = tokenizer("The Train, LOVELY view", "Over \U0001f600", return_tensors="pt")
-    assert pieces.ids == encoded["input_ids"][0].tolist()
+    encoded = tokenizer.encode("The Train, LOVELY view", "Over \U0001f600")
+    assert pieces.ids == encoded.ids
     explanation = Explainer(model, tokenizer).explain("The Train, LOVELY view", "Over \U0001f600")
     with torch.inference_mode():
-        logits = model(encoded["input_ids"], token_type_ids=encoded["token_type_ids"]).logits
+        logits = model(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.type_ids])).logits
     assert list(explanation["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=6e-7)
 
 
@@ -102,7 +102,7 @@ def test_every_kind_of_answer_and_gate() -> None:
 @pytest.mark.parametrize("budget", ["learned", "exit:0", "exit:inf", "full", "max:0.25"])
 def test_a_text_that_leaves_early_is_explained_as_it_is_predicted(tiny_staged: Path, budget: str) -> None:
     run, text = Run.open(tiny_staged), "a superb story of town"
-    explainer, config = Explainer(run.model, run.tokenizer, run.max_length), run.model.config
+    explainer, config = Explainer(run.model, run.tokenizer, run.max_length), run.config
     answer, scores = explainer.explain(text, budget=budget), run.scorer(budget).score([text])
     assert answer["exit"] == config.stages.names[scores.exits[0]]
     assert (answer["exit"] == "words") == (budget == "exit:inf" or scores.exits[0] == 0)
@@ -117,7 +117,7 @@ def test_a_text_that_leaves_early_is_explained_as_it_is_predicted(tiny_staged: P
 
 
 def test_the_description_says_where_texts_left(tiny_staged: Path) -> None:
-    config = Run.open(tiny_staged).model.config
+    config = Run.open(tiny_staged).config
     assert describe(config, tiny_staged).startswith("A text leaves this model as soon as its answer is trusted")
     assert re.search(r"Of its \d+ test texts \d+% left at words, \d+% left at layer 1", describe(config, tiny_staged))
 
@@ -134,7 +134,7 @@ def evaluated(folder: Path, least: Any, most: Any, rows: Any = 40) -> Path:
 
 
 def test_the_description_says_what_happened(tmp_path: Path) -> None:
-    learned, static, dense = (small(gates={"kind": kind})[0].config for kind in ("learned", "static", "all"))
+    learned, static, dense = (small(gates={"kind": kind})[0].config.spec for kind in ("learned", "static", "all"))
     assert describe(dense, tmp_path) == "This model has no gates: all 8 heads run, whatever the text."
     assert describe(learned, tmp_path).startswith("For each text this model chooses the heads")
     assert describe(static, tmp_path).startswith("This model runs the same heads for every text")
@@ -194,7 +194,7 @@ def test_a_file_holds_every_position_and_every_map() -> None:
 
 def test_maps_that_are_too_large_are_left_out_of_a_file() -> None:
     model, tokenizer = small()
-    one = 2 * 4 * len(tokenizer(TEXTS[0])["input_ids"]) ** 2 * 4 // 3
+    one = 2 * 4 * len(tokenizer.encode(TEXTS[0]).ids) ** 2 * 4 // 3
     some = Explainer(model, tokenizer).precompute([(TEXTS[0], None)], map_bytes=one)
     assert some["maps"] == "chosen"
     text = some["texts"][0]

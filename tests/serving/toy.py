@@ -30,7 +30,7 @@ class ToyEngine(Engine):
     """A token a word; a text that begins with "good" is good. While `gate` is closed, the model stands still."""
 
     def __init__(self, *, pairs: bool = False, fails: str = "") -> None:
-        self.config = BudgetFormerConfig.preset("tiny")
+        self.config = BudgetFormerConfig.preset("tiny").spec
         self.points, self.budget, self.budgets = {}, Dial(), ["learned", "full", "fixed:X", "max:X"]
         self.info = Info(
             model="0" * 16, task="single_label_classification", labels=["bad", "good"], pairs=pairs, layers=2, heads=4,

@@ -33,7 +33,9 @@ def check(
     from budgetformer.data.check import check_data
     from budgetformer.data.tokenizer import load_tokenizer
 
-    report = check_data(source, load_tokenizer(tokenizer, offline=source.offline) if tokenizer else None)
+    report = check_data(
+        source, load_tokenizer(tokenizer, offline=source.offline).backend_tokenizer if tokenizer else None
+    )
     report["next"] = train_command(source, tokenizer) if report["usable"] else None
     print(json.dumps(report, indent=2) if as_json else render(report))
     if not report["usable"]:

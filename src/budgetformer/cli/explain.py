@@ -49,7 +49,7 @@ def explain(
     if as_json and output is None:
         return
     data, output = explainer.precompute(texts, dial), output or Path("heads.html")
-    data["description"] = describe(opened.model.config, run)
+    data["description"] = describe(opened.config, run)
     try:
         write_text(output, page(data))
     except ModelError as error:

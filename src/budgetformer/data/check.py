@@ -17,7 +17,7 @@ from budgetformer.data.splits import repeats
 from budgetformer.data.tokens import token_lengths
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
 MAX_LENGTHS = (32, 64, 128, 256, 512, 1024)
 ESTIMATED = "estimated from the bytes of the text; exact with --tokenizer"
@@ -25,7 +25,7 @@ LONG_WORD = 1000  # characters, from where on a word is worth a warning
 BYTES_PER_TOKEN = 4.4  # of UTF-8, for BERT's vocabulary on English prose
 
 
-def check_data(source: DataSource, tokenizer: PreTrainedTokenizerFast | None = None) -> dict[str, Any]:
+def check_data(source: DataSource, tokenizer: Tokenizer | None = None) -> dict[str, Any]:
     """Read every split once and report, in JSON values: `errors` would stop training, `warnings` would not.
 
     Raises DataError only if nothing can be said at all.

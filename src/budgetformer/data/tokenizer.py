@@ -48,6 +48,12 @@ def load_tokenizer(name: str | Path, *, offline: bool = False) -> PreTrainedToke
     return tokenizer  # type: ignore[no-any-return]
 
 
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """A saved tokenizer as its files, by name."""
+    names = [*folder.glob("tokenizer*.json"), *folder.glob("special_tokens_map.json")]
+    return {file.name: file.read_bytes() for file in sorted(names)}
+
+
 def train_tokenizer(texts: Iterable[str], *, vocab_size: int = 8192) -> PreTrainedTokenizerFast:
     """A lower-casing WordPiece trained on the texts: the same texts give the same bytes, in any process.
 

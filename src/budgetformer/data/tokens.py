@@ -18,7 +18,7 @@ from budgetformer.data.examples import Example, broken_unicode
 from budgetformer.errors import DataError, UsageError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
     from budgetformer.data.dataset import DataSet, Split
 
@@ -91,6 +91,18 @@ class TokenTable:
         offsets = np.concatenate([[0], np.cumsum(joined.pop("lengths"))])
         return TokenTable(**joined, offsets=offsets, has_pairs=any(table.has_pairs for table in tables))
 
+    @staticmethod
+    def random(vocab_size: int, max_length: int, pairs: bool, rows: int = 256) -> TokenTable:
+        """Texts of random tokens, the same each time: to try a model with, for want of real ones."""
+        rng = np.random.default_rng(0)
+        lengths = rng.integers(1, max_length + 1, rows)
+        return TokenTable(
+            tokens=np.concatenate([rng.integers(0, vocab_size, length) for length in lengths]).astype(np.int32),
+            offsets=np.concatenate([[0], np.cumsum(lengths)]),
+            pair_start=(lengths // 2 if pairs else np.zeros_like(lengths)).astype(np.int32),
+            has_pairs=pairs, lines=np.arange(1, rows + 1), truncated=np.zeros(rows, bool),
+        )  # fmt: skip
+
 
 class TextEncoder:
     """Tokenises as training did; `long` says what becomes of a text above `max_length` tokens.
@@ -99,9 +111,7 @@ class TextEncoder:
     pieces, error refuses. Of a pair the longer text is cut first; head-tail then holds for each text by itself.
     """
 
-    def __init__(
-        self, tokenizer: PreTrainedTokenizerFast, max_length: int, long: str = "cut", *, pair: bool = False
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, max_length: int, long: str = "cut", *, pair: bool = False) -> None:
         if long not in LONG:
             raise UsageError(f"long is {long!r}: choose one of {', '.join(LONG)}")
         self.max_length, self.long = max_length, long
@@ -193,7 +203,7 @@ class TextEncoder:
         return ids
 
 
-def encode_split(split: Split, data: DataSet, tokenizer: PreTrainedTokenizerFast, max_length: int) -> TokenTable:
+def encode_split(split: Split, data: DataSet, tokenizer: Tokenizer, max_length: int) -> TokenTable:
     """A split with its labels, row by row as `split.examples()`; long rows are cut."""
     encoder = TextEncoder(tokenizer, max_length, pair=data.is_pair)
     try:
@@ -203,7 +213,7 @@ def encode_split(split: Split, data: DataSet, tokenizer: PreTrainedTokenizerFast
         raise DataError(f"{row.file}, line {row.line}: {error.reason}") from None
 
 
-def token_lengths(examples: Iterable[Example], tokenizer: PreTrainedTokenizerFast) -> Iterator[tuple[Example, int]]:
+def token_lengths(examples: Iterable[Example], tokenizer: Tokenizer) -> Iterator[tuple[Example, int]]:
     """Each example with its number of tokens, special ones included, before any truncation."""
     rust = truncating_tokenizer(tokenizer, None)
     for chunk in chunks(examples):
@@ -211,11 +221,9 @@ def token_lengths(examples: Iterable[Example], tokenizer: PreTrainedTokenizerFas
             yield example, len(encoding)
 
 
-def truncating_tokenizer(tokenizer: PreTrainedTokenizerFast, max_length: int | None, *, pair: bool = False) -> Any:
-    """A copy of the tokenizer's Rust half that truncates at `max_length` and does not pad."""
-    from tokenizers import Tokenizer
-
-    rust = Tokenizer.from_str(tokenizer.backend_tokenizer.to_str())
+def truncating_tokenizer(tokenizer: Tokenizer, max_length: int | None, *, pair: bool = False) -> Tokenizer:
+    """A copy of the tokenizer that truncates at `max_length` and does not pad."""
+    rust: Tokenizer = tokenizer.from_str(tokenizer.to_str())
     rust.no_padding()
     rust.no_truncation()
     if max_length is not None:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from budgetformer.engine.scores import Scores, cost_shares
 from budgetformer.errors import DataError, UsageError
-from budgetformer.models.config import BudgetFormerConfig
+from budgetformer.spec import ModelSpec
 
 PREFIX = "predicted_"
 THRESHOLD = 0.5  # a label of several is answered where its probability is above
@@ -55,9 +55,7 @@ class Columns:
     left and its cost, as a share of the dense model's.
     """
 
-    def __init__(
-        self, config: BudgetFormerConfig, labels: Sequence[str], *, top: int = 1, probabilities: bool = False
-    ) -> None:
+    def __init__(self, config: ModelSpec, labels: Sequence[str], *, top: int = 1, probabilities: bool = False) -> None:
         self.config, task = config, config.task
         self.task, self.labels, self.top, self.probabilities = task, list(labels), top, probabilities
         single = task == "single_label_classification"

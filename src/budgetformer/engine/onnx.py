@@ -19,8 +19,8 @@ from budgetformer.dial import Dial
 from budgetformer.engine.scores import Outputs
 from budgetformer.errors import MissingExtraError, ModelError, UsageError
 from budgetformer.exits import AfterStage
-from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.runs.files import named_read_errors
+from budgetformer.spec import ModelSpec
 from budgetformer.words import Words
 
 if TYPE_CHECKING:
@@ -79,22 +79,23 @@ class OnnxEngine:
     def __init__(
         self,
         graph: InferenceSession,
-        config: BudgetFormerConfig,
+        config: ModelSpec,
         folder: Path,
         exported: Dial,
         words: Words | None = None,
     ) -> None:
         self.graph, self.config, self.folder, self.exported, self._words = graph, config, folder, exported, words
+        self.version = f"onnxruntime {runtime().__version__}"
         self._inputs = {node.name for node in (*graph.get_inputs(), *graph.get_overridable_initializers())}
 
     @classmethod
-    def load(cls, folder: Path, config: BudgetFormerConfig, exported: Dial, threads: int | None = None) -> OnnxEngine:
+    def load(cls, folder: Path, config: ModelSpec, exported: Dial, threads: int | None = None) -> OnnxEngine:
         """The engine of a directory that `budgetformer export` wrote, with its config and budget."""
         file = folder / "model.onnx"
         graph = session(file, threads)
         outputs = {output.name: output.shape[-1:] for output in graph.get_outputs()}
         if outputs != {"logits": [config.labels], "heads": [config.num_hidden_layers]}:
-            raise ModelError(f"{file} has the outputs {outputs!r:.80}, and config.json speaks of another model: "
+            raise ModelError(f"{file} has the outputs {outputs!r:.80}, and export.json speaks of another model: "
                              "export it again")  # fmt: skip
         return cls(graph, config, folder, exported, read_words(folder) if config.stages.words else None)
 

@@ -10,7 +10,7 @@ from budgetformer.dial import Dial
 from budgetformer.engine.scores import Engine, Scores, score
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
 
 class Scorer:
@@ -19,7 +19,7 @@ class Scorer:
     def __init__(
         self,
         engine: Engine,
-        tokenizer: PreTrainedTokenizerFast,
+        tokenizer: Tokenizer,
         max_length: int,
         *,
         budget: Dial | str | None = None,

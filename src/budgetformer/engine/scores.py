@@ -14,13 +14,13 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.cost.flops import Execution, Flops, Shape, count
+from budgetformer.cost.flops import Execution, Flops, count
 from budgetformer.data.batches import Batch, Rows, collate, eval_plan
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.errors import ModelError
 from budgetformer.exits import AfterStage, Exits, StageResult
-from budgetformer.models.config import BudgetFormerConfig
+from budgetformer.spec import ModelSpec
 
 Floats = NDArray[np.float32]
 
@@ -39,8 +39,11 @@ class Outputs(NamedTuple):
 class Engine(Protocol):
     """Something that runs the model: torch, ONNX Runtime, ..."""
 
-    config: BudgetFormerConfig
+    @property
+    def config(self) -> ModelSpec: ...
+
     name: str  # what guarantees hold for
+    version: str  # of the library that computes
     batch_tokens: int  # padded tokens of a batch, by default
     details: bool  # whether it knows budgets and entropies
 
@@ -113,13 +116,12 @@ class Scores:
 
 def probabilities_of(logits: Floats, task: str) -> Floats:
     """Probabilities, for regression the logits as they are. (P, C) -> (P, C)."""
-    from scipy.special import expit, softmax
-
     values = logits.astype(np.float64)  # so that no last bit depends on a row's place in the array
     if task == "multi_label_classification":
-        values = expit(values)
+        values = 1 / (1 + np.exp(-np.clip(values, -700, 700)))
     elif task == "single_label_classification":
-        values = softmax(values, axis=1)
+        values = np.exp(values - values.max(axis=1, keepdims=True))
+        values /= values.sum(axis=1, keepdims=True)
     return values.astype(np.float32)
 
 
@@ -138,25 +140,11 @@ def leave_early(scores: Scores, stages: Exits, limit: float) -> Scores:
     )
 
 
-def model_shape(config: BudgetFormerConfig) -> Shape:
-    """The sizes of a config that FLOPs depend on."""
-    return Shape(
-        layers=config.num_hidden_layers,
-        heads=config.num_attention_heads,
-        width=config.hidden_size,
-        inner=config.intermediate_size,
-        labels=config.labels,
-        budget_net=config.gate.has_budget_net,
-        scorer=config.gate.has_scorer,
-        words=bool(config.exits and config.stages.words),
-    )
-
-
 def executed_flops(
-    scores: Scores, config: BudgetFormerConfig, execution: Execution
+    scores: Scores, config: ModelSpec, execution: Execution
 ) -> Iterator[tuple[NDArray[np.int64], Flops]]:
     """The FLOPs of each piece, for the pieces that left at one stage after the other: their numbers, and arrays."""
-    stages, shape = config.stages, model_shape(config)
+    stages, shape = config.stages, config.shape
     last = len(stages.depths) - 1
     for stage in range(last + 1):
         rows = np.flatnonzero((np.full(len(scores.heads), last) if scores.exits is None else scores.exits) == stage)
@@ -164,12 +152,12 @@ def executed_flops(
         yield rows, count(shape, scores.table.lengths[rows], list(scores.heads[rows].T), execution, **path)
 
 
-def cost_shares(scores: Scores, config: BudgetFormerConfig) -> Floats:
+def cost_shares(scores: Scores, config: ModelSpec) -> Floats:
     """What each text cost, as a share of the dense model's FLOPs for it. (T,)."""
     lengths, used = scores.table.lengths, np.zeros(len(scores.heads))
     for rows, flops in executed_flops(scores, config, "selective" if config.gate.selects else "dense"):
         used[rows] = flops.total
-    dense = np.asarray(count(replace(model_shape(config), words=False), lengths, (), "dense").total, float)
+    dense = np.asarray(count(replace(config.shape, words=False), lengths, (), "dense").total, float)
     if (pieces := scores.table.pieces) is not None:
         first = np.cumsum(pieces) - pieces
         used, dense = np.add.reduceat(used, first), np.add.reduceat(dense, first)
@@ -219,7 +207,7 @@ def score(
         for batch in _plan(table.lengths[going_on], config, engine.batch_tokens, batch_size)[share[0] :: share[1]]:
             rows = going_on[batch]
             hook = None if after is None else partial(_of_rows, after, rows)
-            result = engine.logits(collate(table, rows, config.pad_token_id or 0), dial, hook)
+            result = engine.logits(collate(table, rows, config.pad_token_id), dial, hook)
             for name in shapes:
                 results[name][rows] = getattr(result, name)
     if not np.isfinite(results["logits"]).all():
@@ -236,12 +224,9 @@ def _of_rows(after: AfterStage, rows: Rows, result: StageResult) -> NDArray[np.b
     return result.leaves if words else after(result._replace(rows=rows[result.rows]))
 
 
-def _plan(
-    lengths: NDArray[np.int64], config: BudgetFormerConfig, batch_tokens: int, batch_size: int | None
-) -> list[Rows]:
+def _plan(lengths: NDArray[np.int64], config: ModelSpec, batch_tokens: int, batch_size: int | None) -> list[Rows]:
     tokens = None if batch_size else max(batch_tokens, int(lengths.max(initial=1)))
     plan = eval_plan(lengths, batch_size=batch_size, token_budget=tokens)
-    if not config.gates.get("pool_padding"):
+    if not config.gate.pool_padding:
         return plan
-    # Padding counts in the gates' mean there, so a text must not be padded by its neighbours.
     return [part for rows in plan for part in np.split(rows, np.flatnonzero(np.diff(lengths[rows])) + 1)]

@@ -14,6 +14,7 @@ from budgetformer.dial import Dial
 from budgetformer.engine.scores import Floats, Outputs
 from budgetformer.exits import AfterStage
 from budgetformer.nn.objective import relevance_entropy
+from budgetformer.spec import ModelSpec
 
 if TYPE_CHECKING:
     from budgetformer.models.model import BudgetFormerForSequenceClassification
@@ -22,12 +23,17 @@ if TYPE_CHECKING:
 class TorchEngine:
     """A model where it is, on its device; `progress` is t/T for a model in training (default: the config's)."""
 
-    details, name = True, "torch"
+    details, name, version = True, "torch", f"torch {torch.__version__}"
 
     def __init__(self, model: BudgetFormerForSequenceClassification, *, progress: float | None = None) -> None:
-        self.model, self.config, self.progress = model, model.config, progress
+        self.model, self.progress = model, progress
         # About what a CPU's caches hold, many more for a GPU.
         self.batch_tokens = 4096 if model.device.type == "cpu" else 65536
+
+    @property
+    def config(self) -> ModelSpec:
+        """The model's, as it is now."""
+        return self.model.config.spec
 
     def logits(self, batch: Batch, budget: Dial, after: AfterStage | None = None) -> Outputs:
         """All of an evaluation's figures of one batch."""

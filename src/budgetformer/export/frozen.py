@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import hash_files, write_directory, write_json
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
-
 
 def export_frozen(
     model: BudgetFormerForSequenceClassification,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Mapping[str, bytes],
     record: Mapping[str, Any],
     target: Path,
     *,
@@ -25,7 +22,8 @@ def export_frozen(
 ) -> dict[str, Any]:
     """Write `target`, whole or not at all: a run with `budget` of all heads, or at 1 an ordinary model of the base.
 
-    `record` is the run.json. The result names the heads by layer, or the base's architecture.
+    `tokenizer` is its files by name, `record` the run.json. The result names the heads by layer, or the
+    base's architecture.
     """
     if target.exists():
         raise UsageError(f"{target} exists already: give another directory with -o")
@@ -34,7 +32,8 @@ def export_frozen(
 
     def fill(folder: Path) -> None:
         frozen.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
+        for name, content in tokenizer.items():
+            (folder / name).write_bytes(content)
         if ours:
             about = {"frozen": {"run": str(run), "budget": budget}, "sha256": hash_files(folder)}
             write_json(folder / "run.json", {**record, **about})

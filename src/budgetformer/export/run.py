@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,12 +24,11 @@ from budgetformer.runs.provenance import environment
 
 if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
-    from transformers import PreTrainedTokenizerFast
 
 
 def export_model(
     model: BudgetFormerForSequenceClassification,
-    tokenizer: PreTrainedTokenizerFast,
+    tokenizer: Mapping[str, bytes],
     record: Mapping[str, Any],
     target: Path,
     *,
@@ -38,15 +38,15 @@ def export_model(
 ) -> dict[str, Any]:
     """Write `target`, whole or not at all, once its graph agrees with the model on `rows`; what export.json says.
 
-    `record` is what the run says of itself: its format, name, labels, columns and weights.
+    `tokenizer` is its files by name, `record` what the run says of itself: format, name, labels, columns and weights.
     """
-    config = model.config
+    spec = model.config.spec
     theirs = score(TorchEngine(model), rows.table, dial)
     result: dict[str, Any] = {}
     words = None if model.stages.words is None else model.stages.words.model
 
     def scored(graph: bytes | Path) -> Scores:
-        return score(OnnxEngine(session(graph), config, target, dial, words), rows.table, dial)
+        return score(OnnxEngine(session(graph), spec, target, dial, words), rows.table, dial)
 
     def fill(staged: Path) -> None:
         graph = build(model, dial).SerializeToString()
@@ -57,16 +57,15 @@ def export_model(
         if int8:
             quantize(build(model, dial, separate=True), file)
             probe(file)
-            quantized = {**loss_of_quality(rows, theirs, scored(file), config), "bytes_full_precision": len(graph)}
-        tokenizer.save_pretrained(staged)
-        config.save_pretrained(staged)
+            quantized = {**loss_of_quality(rows, theirs, scored(file), spec), "bytes_full_precision": len(graph)}
+        for name, content in tokenizer.items():
+            (staged / name).write_bytes(content)
         if words is not None:
             save_words(staged, words)
         result.update({
             "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": "int8" if int8 else "fp32",
-            **record, "task": config.task,
-            "positions": config.max_position_embeddings, "vocabulary": config.vocab_size,
-            "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
+            **record, "task": spec.task, "model": asdict(spec),
+            "heads": spec.num_attention_heads, "layers": spec.num_hidden_layers,
             "bytes": file.stat().st_size,
             "sha256": hash_files(staged),
             "files": sorted({"export.json", *(path.name for path in staged.iterdir())}),
@@ -96,7 +95,7 @@ def check_target(model: BudgetFormerForSequenceClassification, target: Path, dia
             "this run is a pretrained encoder with head budgets, whose graph is not ours to write: run it with torch, "
             "or export a run that was trained without --base"
         )
-    if model.config.exit_limit(dial):
+    if model.config.spec.exit_limit(dial):
         raise UsageError(
             f"budget {dial}: texts leave early with torch only, an exported graph runs all layers: leave --budget out"
         )

@@ -14,8 +14,8 @@ from budgetformer.engine.answers import predicted
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import ModelError
 from budgetformer.evaluate import summarize
-from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.nn.allocation import Allocation, Selection
+from budgetformer.spec import ModelSpec
 
 if TYPE_CHECKING:
     from budgetformer.models.model import BudgetFormerForSequenceClassification
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 TOLERANCE = 1e-4  # of logits; relative to those above 1
 _UNDECIDED = 1e-4  # a budget or relevance nearer than this to another choice may round either way
 _MOST_UNDECIDED = 0.01  # of all rows
-_MADE_UP_ROWS = 256
 
 
 class CheckRows(NamedTuple):
@@ -31,19 +30,6 @@ class CheckRows(NamedTuple):
 
     table: TokenTable
     source: str
-
-
-def made_up_rows(config: BudgetFormerConfig, max_length: int, pairs: bool) -> CheckRows:
-    """Rows of random tokens, for want of real ones."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, max_length + 1, _MADE_UP_ROWS)
-    table = TokenTable(
-        tokens=np.concatenate([rng.integers(0, config.vocab_size, length) for length in lengths]).astype(np.int32),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        pair_start=(lengths // 2 if pairs else np.zeros_like(lengths)).astype(np.int32),
-        has_pairs=pairs, lines=np.arange(1, len(lengths) + 1), truncated=np.zeros(len(lengths), bool),
-    )  # fmt: skip
-    return CheckRows(table, f"{len(lengths)} made-up rows of random tokens")
 
 
 def check_equal(
@@ -84,7 +70,7 @@ def labels_changed(theirs: Scores, ours: Scores) -> NDArray[np.bool_]:
     return np.asarray(changed.reshape(len(changed), -1).any(1))
 
 
-def loss_of_quality(rows: CheckRows, theirs: Scores, ours: Scores, config: BudgetFormerConfig) -> dict[str, Any]:
+def loss_of_quality(rows: CheckRows, theirs: Scores, ours: Scores, config: ModelSpec) -> dict[str, Any]:
     """What another precision changes, with the score where labels are known."""
     result: dict[str, Any] = {
         "labels_changed": int(labels_changed(theirs, ours).sum()),

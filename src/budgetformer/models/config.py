@@ -10,13 +10,13 @@ from typing import Any, ClassVar, Literal, Self, cast
 
 from transformers import AutoConfig, PreTrainedConfig
 
-from budgetformer.dial import Dial
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.exits import ExitOptions, Exits, complete_exits
 from budgetformer.models.gates import KINDS, Part, complete, part
 from budgetformer.models.sites import check_supported
 from budgetformer.nn.allocation import HeadAllocator
 from budgetformer.nn.objective import Objective, Task
+from budgetformer.spec import GateSpec, ModelSpec
 
 FORMAT_VERSION = 2
 # Keys that transformers itself writes into, or reads from, any model's config.
@@ -170,20 +170,18 @@ class BudgetFormerConfig(PreTrainedConfig):
         return part(self.gates, options)
 
     @property
+    def spec(self) -> ModelSpec:
+        """What engines and answers need to know, at this moment."""
+        gate = {f.name: getattr(self.gate, f.name) for f in fields(GateSpec) if hasattr(self.gate, f.name)}
+        gate |= {"kind": self.kind, "pool_padding": self.gates.get("pool_padding", False)}
+        changed: dict[str, Any] = {"pad_token_id": self.pad_token_id or 0, "gate": GateSpec(**gate)}
+        changed["exits"] = None if self.exits is None else ExitOptions(**self.exits)
+        return ModelSpec(**{**{f.name: getattr(self, f.name) for f in fields(ModelSpec)}, **changed})
+
+    @property
     def stages(self) -> Exits:
         """The stages of the model; only the last layer where it has no exits."""
-        options = ExitOptions(layers=[], words=False) if self.exits is None else ExitOptions(**self.exits)
-        return Exits(options, self.num_hidden_layers, self.task, self.temperatures)
-
-    def exit_limit(self, dial: Dial) -> float:
-        """The limit of the exit rule that a budget means; a share of the cost needs exits."""
-        if self.exits is None and dial.mode in ("share", "exit"):
-            heads = "mean:X" if self.gate.ranks_layers else "max:X" if self.gate.can_dial else "full"
-            raise UsageError(
-                f"budget {dial}: this model has no exits, so it cannot spend a share of its cost; train it with exits, "
-                f"or give {heads}"
-            )
-        return 0.0 if self.exits is None else self.stages.limit(dial)
+        return self.spec.stages
 
     @property
     def base_config(self) -> PreTrainedConfig:

@@ -156,7 +156,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         dials, share_B = self._dials(dial.heads, len(input_ids), progress)
         budgets = Budgets(mask_BN, progress, dials, attention_heads or {})
         staged = self._encode(input_ids, budgets, token_type_ids, states=bool(teacher_states), after=after_stage,
-                              words_logits=words_logits, limit=self.config.exit_limit(dial))  # fmt: skip
+                              words_logits=words_logits, limit=self.config.spec.exit_limit(dial))  # fmt: skip
         loss, parts = None, None
         if labels is not None:
             parts = self.losses(staged.logits, labels, staged.allocations, progress)

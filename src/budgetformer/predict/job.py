@@ -15,8 +15,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import budgetformer
 from budgetformer.data.examples import BadRows, Example
 from budgetformer.data.locate import DataSource, quarantine_file
@@ -102,7 +100,7 @@ class Predictor:
         progress = Progress(**saved["progress"]) if saved else Progress()
         job = _Job(self.scorer, answers, names, sink, output and _state_file(output), identity, progress)
         view = View(min(about, len(data.shard)), progress.read, unit="row")
-        gc.freeze()  # rows make many small objects: collecting them must not walk all that torch has imported
+        gc.freeze()  # rows make many small objects: collecting them must not walk all that is imported
         try:
             job.run(data.windows(progress.read), data.columns.text_pair is not None, view)
         finally:
@@ -118,7 +116,7 @@ class Predictor:
             "budget": str(scorer.budget), "long": scorer.long, "columns": columns, "top": request.top,
             "probabilities": request.probabilities, "shard": request.shard, "bad_rows": request.source.bad_rows,
             "encoding": request.source.encoding, "escape_formulas": request.escape_formulas,
-            "budgetformer": budgetformer.__version__, "torch": torch.__version__,
+            "budgetformer": budgetformer.__version__, "engine": scorer.engine.version,
         }  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from budgetformer.errors import ModelError
 from budgetformer.runs.files import check_hashes, read_json
+from budgetformer.spec import ModelSpec
 
 FORMAT_VERSION = 1  # of run.json and export.json
 TASKS = {"single": "single_label_classification", "multi": "multi_label_classification", "regression": "regression"}
@@ -36,6 +37,7 @@ class _Export(_Run):
     """Those of export.json."""
 
     dial: str
+    model: ModelSpec
     sha256: dict[str, str]
 
 
@@ -47,9 +49,9 @@ def read_record(folder: Path) -> dict[str, Any]:
     file = folder / ("export.json" if (folder / "export.json").exists() else "run.json")
     record = read_json(file, _REMEDY)
     check_format(folder, record)
-    if not (folder / "config.json").exists():
-        raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
     exported = file.name == "export.json"
+    if not exported and not (folder / "config.json").exists():
+        raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
     record = read_json(file, _REMEDY, _Export if exported else _Run)
     check_hashes(folder, record.get("sha256", {}), ".json", *((".onnx", ".safetensors") if exported else ()))
     return record

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
 from budgetformer.calibrate import calibrate, named_dial, operating_points, write_calibration
-from budgetformer.data import DataSource, TextEncoder, TokenTable, encode_split, load_tokenizer
+from budgetformer.data import DataSource, TextEncoder, TokenTable, encode_split
 from budgetformer.data.dataset import stream_examples
 from budgetformer.data.splits import sample_rows
+from budgetformer.data.tokenizer import tokenizer_files
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.onnx import OnnxEngine
@@ -26,15 +29,15 @@ from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Engine, Scores, cost_shares, score
 from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
-from budgetformer.export.verify import CheckRows, made_up_rows
-from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.runs.files import COPY_AGAIN, hash_files, named_read_errors, read_json, recover_directory
 from budgetformer.runs.record import read_record
 from budgetformer.runs.rows import HeldOut, RunRows
+from budgetformer.spec import ModelSpec
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from tokenizers import Tokenizer
 
+    from budgetformer.export.verify import CheckRows
     from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 _HARDEST = 12
@@ -72,7 +75,10 @@ class Run:
                 recover_directory(folder)  # of an export that was killed while it replaced this one
         if not folder.is_dir():
             raise ModelError(f"{folder} does not exist: give the directory of a run")
-        return cls(folder, read_record(folder), exported=(folder / "export.json").exists())
+        if not (exported := (folder / "export.json").exists()) and find_spec("torch") is None:
+            raise ModelError(f"{folder} is run by torch, which is not installed: install budgetformer with its "
+                             "dependencies, or give an export")  # fmt: skip
+        return cls(folder, read_record(folder), exported=exported)
 
     @property
     def pairs(self) -> bool:
@@ -80,14 +86,16 @@ class Run:
         return bool(self.record["pairs"])
 
     @cached_property
-    def tokenizer(self) -> PreTrainedTokenizerFast:
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer, by the library tokenizers alone."""
+        from tokenizers import Tokenizer
+
         file = self.folder / "tokenizer.json"
         with named_read_errors(file, COPY_AGAIN):
-            tokenizer = load_tokenizer(self.folder, offline=True)
-            size = read_json(self.folder / "config.json", COPY_AGAIN)["vocab_size"]
-            if (last := max(tokenizer.get_vocab().values())) >= size:
+            tokenizer: Tokenizer = Tokenizer.from_str(file.read_text(encoding="utf-8"))
+            if (last := max(tokenizer.get_vocab().values())) >= (size := self.config.vocab_size):
                 raise ModelError(f"{file} has the id {last}, and the model {size} pieces: {COPY_AGAIN}")
-            tokenizer("a word \N{SNOWMAN}", "and another")  # what is wrong with its other parts shows here
+            tokenizer.encode("a word \N{SNOWMAN}", "and another")  # what is wrong with its other parts shows here
             return tokenizer
 
     @cached_property
@@ -104,23 +112,27 @@ class Run:
 
     def _try(self, engine: Engine) -> None:
         """Run it once, so that whatever is wrong with the values in its files shows where they are named."""
-        rows = made_up_rows(self.config, self.max_length, self.pairs).table
-        score(engine, rows.select(np.arange(1)), self.budget(None))
+        score(engine, TokenTable.random(self.config.vocab_size, self.max_length, self.pairs, 1), self.budget(None))
 
     @cached_property
-    def config(self) -> BudgetFormerConfig:
-        """The model's config, without its weights, for the labels, the task and the length that the record names."""
-        file, outputs = self.folder / "config.json", len(self.labels) or 1
+    def config(self) -> ModelSpec:
+        """What engines and answers need to know, for the labels, the task and the length that the record names."""
+        file, outputs = self.folder / ("export.json" if self.exported else "config.json"), len(self.labels) or 1
         with named_read_errors(file, COPY_AGAIN):
-            if (number := read_json(file, COPY_AGAIN).get("num_labels", outputs)) != outputs:
-                raise ModelError(f"{file} has num_labels {number!r:.60}, not {outputs}: {COPY_AGAIN}")
-            config = BudgetFormerConfig.from_pretrained(self.folder)
+            if self.exported:
+                config = TypeAdapter(ModelSpec).validate_python(self.record["model"])
+            else:
+                from budgetformer.models.config import BudgetFormerConfig
+
+                if (number := read_json(file, COPY_AGAIN).get("num_labels", outputs)) != outputs:
+                    raise ModelError(f"{file} has num_labels {number!r:.60}, not {outputs}: {COPY_AGAIN}")
+                config = BudgetFormerConfig.from_pretrained(self.folder).spec
         labels = [] if config.task == "regression" else config.label_names
         most = min(self.max_length, config.max_position_embeddings)
         for key, value in {"task": config.task, "labels": labels, "max_length": most}.items():
             if value != self.record[key]:
                 raise ModelError(f"{self.folder}: {key} is {self.record[key]!r:.80} in the record and {value!r:.80} in "
-                                 f"config.json: {COPY_AGAIN}")  # fmt: skip
+                                 f"{file.name}: {COPY_AGAIN}")  # fmt: skip
         return config
 
     @cached_property
@@ -148,21 +160,30 @@ class Run:
             text = str(self.record["dial"])
         return text if isinstance(text, Dial) else named_dial(text, self.points)
 
-    def engine(self, device: str | None = None) -> Engine:
-        """What runs the model: ONNX Runtime for an export, else torch (default: on a GPU if there is one)."""
+    def engine(self, device: str | None = None, threads: int | None = None) -> Engine:
+        """What runs the model: ONNX Runtime for an export, else torch (default: on a GPU if there is one).
+
+        `threads` are those of this process; None: OMP_NUM_THREADS, or what the library chooses.
+        """
         if self.exported:
             with named_read_errors(self.folder, COPY_AGAIN):
-                engine = OnnxEngine.load(self.folder, self.config, self.budget(None), torch.get_num_threads())
+                chosen = os.environ.get("OMP_NUM_THREADS", "")
+                threads = threads or (int(chosen) if chosen.isdecimal() else None)
+                engine = OnnxEngine.load(self.folder, self.config, self.budget(None), threads)
                 self._try(engine)
                 return engine
+        import torch
+
         from budgetformer.engine.torch import TorchEngine
 
+        if threads:
+            torch.set_num_threads(threads)
         place: Any = device or ("cuda" if torch.cuda.is_available() else "cpu")
         return TorchEngine(self.model.to(place))
 
-    def scorer(self, budget: str | Dial | None = None, long: str = "cut", device: str | None = None) -> Scorer:
+    def scorer(self, budget: str | Dial | None = None, long: str = "cut", threads: int | None = None) -> Scorer:
         """Texts -> scores at a budget."""
-        dial, engine = self.budget(budget), self.engine(device)
+        dial, engine = self.budget(budget), self.engine(threads=threads)
         if isinstance(engine, OnnxEngine):
             engine.check(dial)
         return Scorer(engine, self.tokenizer, self.max_length, budget=dial, long=long)
@@ -287,15 +308,18 @@ class Run:
 
         With format "torch": a static model with the best heads, where `budget` is the share of all heads (0.5).
         """
+        files = tokenizer_files(self.folder)
         if format == "torch":
             from budgetformer.export.frozen import export_frozen
 
             if int8 or rows is not None:
                 raise UsageError("--int8 and --rows are for --format onnx: leave them out")
             share = 0.5 if budget is None else self._share(budget)
-            return export_frozen(self.model, self.tokenizer, self.record, Path(target), run=self.folder, budget=share)
+            return export_frozen(self.model, files, self.record, Path(target), run=self.folder, budget=share)
         if format != "onnx":
             raise UsageError(f"--format {format!r}: give onnx or torch")
+        import torch
+
         from budgetformer.export.run import check_target, export_model
 
         dial, model = self.budget(budget), self.model
@@ -307,7 +331,7 @@ class Run:
         log(f"comparing with the model on {chosen.source}")
         record = {name: self.record[name] for name in ("format_version", "name", "labels", "pairs", "max_length")}
         record |= {"text_columns": self.text_columns, "run": {"name": self.record["name"], "sha256": self.digest}}
-        return export_model(model, self.tokenizer, record, Path(target), dial=dial, int8=int8, rows=chosen)
+        return export_model(model, files, record, Path(target), dial=dial, int8=int8, rows=chosen)
 
     def _share(self, budget: str | float | Dial) -> float:
         """The share of all heads that a budget asks to keep: a number, or mean:X."""
@@ -320,6 +344,8 @@ class Run:
 
     def _check_rows(self, source: DataSource | None, log: Callable[[str], None]) -> CheckRows:
         """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""
+        from budgetformer.export.verify import CheckRows
+
         try:
             rows = (
                 self.rows.training_data("test").sample(_CHECK_ROWS)
@@ -331,7 +357,8 @@ class Run:
         except DataError as error:
             if source is None:
                 log(f"the run's own rows cannot be had ({error}): checking on made-up ones, give real ones with --rows")
-                return made_up_rows(self.model.config, self.max_length, self.pairs)
+                table = TokenTable.random(self.config.vocab_size, self.max_length, self.pairs)
+                return CheckRows(table, f"{len(table)} made-up rows of random tokens")
             log(f"{source.data} is read without labels: {error}")
         table = self._unlabelled(source)
         return CheckRows(table, f"{len(table)} rows of {source.data}")

@@ -61,16 +61,12 @@ def serve(settings: Settings) -> None:
 
 def build(settings: Settings) -> FastAPI:
     """Load the run and make the app of one process."""
-    import torch
-
     from budgetformer.serving.app import make_app
     from budgetformer.serving.service import Engine
 
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
     app = make_app(Engine(settings), settings)
     gc.collect()
-    gc.freeze()  # or every full collection walks all that torch has imported, and every request waits for it
+    gc.freeze()  # or every full collection walks all that is imported, and every request waits for it
     return app
 
 

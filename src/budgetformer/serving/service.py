@@ -35,7 +35,7 @@ class Engine:
 
     def __init__(self, settings: Settings) -> None:
         self.source = run = Run.open(settings.run)
-        self._scorer = scorer = run.scorer(settings.budget)
+        self._scorer = scorer = run.scorer(settings.budget, threads=settings.threads)
         self.config = config = scorer.config
         self.points = run.points
         # The paper's ablations are not served: they do not give the same answer twice, or not for the heads that run.

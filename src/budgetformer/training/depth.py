@@ -58,7 +58,7 @@ def fit_exit_rule(model: BudgetFormerForSequenceClassification, validation: Toke
     scores = score(TorchEngine(model), validation.select(np.arange(0, len(validation), 2)), "exit:0")
     assert scores.stage_logits is not None
     exits["rule"] = fit_rule(scores.stage_logits, model.config.task)
-    curve = exit_curve(scores, model.config)
+    curve = exit_curve(scores, model.config.spec)
     exits["curve"] = [(point["cost"], point["limit"]) for point in curve if point["limit"] < np.inf]
     safe = [point["limit"] for point in curve if point["disagreement"] <= DISAGREEMENT]
     exits["limit"] = max(safe, default=0.0)

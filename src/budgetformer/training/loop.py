@@ -326,7 +326,7 @@ class Fit:
         parts = {name: value for name, value in parts.items() if value is not None}
         parts["heads"] = scores.heads.astype(np.int32)
         merged: Any = {name: value.numpy() for name, value in self._reduced(parts).items()}
-        return summarize(replace(scores, **merged), self.model.config, split="validation", dial=dial)
+        return summarize(replace(scores, **merged), self.model.config.spec, split="validation", dial=dial)
 
     def _record(self, record: dict[str, Any]) -> None:
         if self.history:

@@ -42,7 +42,10 @@ def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str
     for warning in data.warnings:
         log(f"warning: {warning}")
     tokenizer = _tokenizer(data, recipe, folder, source.offline, log)
-    splits = {name: encode_split(split, data, tokenizer, recipe.max_length) for name, split in data.splits.items()}
+    splits = {
+        name: encode_split(split, data, tokenizer.backend_tokenizer, recipe.max_length)
+        for name, split in data.splits.items()
+    }
     for name, split in splits.items():
         truncated = int(split.truncated.sum())
         cut = f", {truncated} cut at {recipe.max_length} tokens" if truncated else ""

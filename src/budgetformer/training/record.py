@@ -157,7 +157,7 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     results = {}
     for name, outcome in outcomes.items():
         rows = _HARDEST if name == final else 0
-        results[name] = summarize(outcome, model.config, split=name, dial="learned", hardest=rows)
+        results[name] = summarize(outcome, model.config.spec, split=name, dial="learned", hardest=rows)
     results[final] = with_texts(results[final], prepared.data.splits[final])
     dials = ("learned", *(RANKED_DIALS if model.config.gate.ranks_layers else DIALS))
     sample = prepared.splits[final].select(sample_rows(results[final].rows, _CURVE_ROWS))
