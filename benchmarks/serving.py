@@ -1,11 +1,14 @@
-"""What batching across clients is worth, and how the service stands ten times the load that it can bear.
+"""What batching, budgets of depth and deadlines are worth, and how the service stands ten times the load it can bear.
 
-    python benchmarks/serving.py [RUN] [--seconds 10] [--rounds 3] [--json]
+    python benchmarks/serving.py [RUN] [--part depth] [--seconds 10] [--rounds 3] [--json FILE]
 
-Starts `budgetformer serve` and puts load on it from another process. Closed loop: so many clients, each waiting for its
-answer, with batching and without, in turns. Open loop: ten times the requests that were answered, on schedule, whatever
-the answers. Half open: a server that may have 256 files, without and with 400 connections that stop inside a header.
-Without RUN it serves an untrained model of the `small` preset's size.
+Starts `budgetformer serve` and puts load on it from another process. `batching`, a closed loop: so many clients, each
+waiting for its answer, with batching and without, in turns. `overload`, an open loop: ten times the requests that were
+answered, on schedule, whatever the answers. `half_open`: a server that may have 256 files, without and with 400
+connections that stop inside a header. `depth`, for a RUN with exits: the same closed loop at the budgets learned and
+full, in turns; then, on schedule, half of what was answered at learned, each with a deadline of 5 and of 20 ms: the
+share of answers that were there in time, by the client's clock. Texts are those that RUN kept back, where they can be
+had. Without RUN it serves an untrained model of the `small` preset's size.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ OVERLOAD = 10
 OVERLOAD_TEXTS = 16  # of a request: so the model is the bottleneck, not the parsing of refused requests
 MOST_CONNECTIONS = 800
 HALF_OPEN, FEW_FILES = 400, 256
+DEADLINES_MS, OF_CAPACITY = (5, 20), 0.5
 HALF_HEADER = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1"
 
 
@@ -95,7 +99,7 @@ class Connection(asyncio.Protocol):
         self.received += data
         head, end, rest = self.received.partition(b"\r\n\r\n")
         if end and len(rest) >= int(re.search(rb"content-length: (\d+)", head)[1]):  # type: ignore[index]
-            self.received = b""
+            self.received, self.body = b"", rest
             if self.answer and not self.answer.done():
                 self.answer.set_result(int(head[9:12]))
 
@@ -115,13 +119,13 @@ async def until_ready(port: int) -> None:
         await asyncio.sleep(0.05)
 
 
-def requests(texts: int, seed: int = 0) -> list[bytes]:
-    """Requests of short texts, 3 to 40 words each."""
-    rng = random.Random(seed)
-    made = []
+def requests(texts: int, file: str | None = None, **fields: Any) -> list[bytes]:
+    """Requests with texts of a file, a JSON string a line, or made-up ones of 3 to 40 words; `fields` go into each."""
+    rng, made = random.Random(0), []
+    real = [] if file is None else [json.loads(line) for line in Path(file).read_text().splitlines()]
     for _ in range(500):
-        some = [" ".join(rng.choices(WORDS, k=rng.randint(3, 40))) for _ in range(texts)]
-        body = json.dumps({"text": some[0]} if texts == 1 else {"texts": some}).encode()
+        some = [rng.choice(real) if real else " ".join(rng.choices(WORDS, k=rng.randint(3, 40))) for _ in range(texts)]
+        body = json.dumps({**({"text": some[0]} if texts == 1 else {"texts": some}), **fields}).encode()
         head = (
             b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
         )
@@ -129,9 +133,9 @@ def requests(texts: int, seed: int = 0) -> list[bytes]:
     return made
 
 
-async def closed_loop(port: int, clients: int, seconds: float, texts: int) -> dict[str, Any]:
+async def closed_loop(port: int, clients: int, seconds: float, texts: int, fields: Any = None) -> dict[str, Any]:
     """`clients` connections, each sending as soon as it was answered."""
-    made, codes, took = requests(texts), Counter[int](), list[float]()
+    made, codes, took = requests(texts, **(fields or {})), Counter[int](), list[float]()
     end = time.perf_counter() + seconds
 
     async def client(number: int) -> None:
@@ -146,9 +150,10 @@ async def closed_loop(port: int, clients: int, seconds: float, texts: int) -> di
     return {"per_second": len(took) / (time.perf_counter() - began), "codes": codes, **quantiles(took)}
 
 
-async def open_loop(port: int, rate: float, seconds: float, texts: int) -> dict[str, Any]:
-    """Requests on schedule, each on a connection that is free, or on a new one."""
-    made, codes, took = requests(texts), Counter[int](), list[float]()
+async def open_loop(port: int, rate: float, seconds: float, texts: int, fields: Any = None) -> dict[str, Any]:
+    """Requests on schedule, each on a connection that is free, or on a new one; `exits` counts where texts left."""
+    made, codes, took = requests(texts, **(fields or {})), Counter[int](), list[float]()
+    exits = Counter[str]()
     free: list[Connection] = []
     tasks: set[asyncio.Task[None]] = set()
     unsent = 0
@@ -161,6 +166,8 @@ async def open_loop(port: int, rate: float, seconds: float, texts: int) -> dict[
         codes[code] += 1
         if code == 200:
             took.append(time.perf_counter() - began)
+            exits.update(re.findall(r'"exit":"(.*?)"', connection.body.decode()))
+            exits["deadline"] += connection.body.count(b'"deadline":true')
         if code:
             free.append(connection)
 
@@ -180,7 +187,8 @@ async def open_loop(port: int, rate: float, seconds: float, texts: int) -> dict[
     await asyncio.gather(*tasks)
     lasted = time.perf_counter() - began
     offered = (sent - unsent) / seconds
-    return {"offered_per_second": offered, "unsent": unsent, "seconds": lasted, "codes": codes, **quantiles(took)}
+    result = {"offered_per_second": offered, "unsent": unsent, "seconds": lasted, "codes": codes, **quantiles(took)}
+    return {**result, "exits": exits, "took_ms": [1000 * seconds for seconds in took]}
 
 
 def quantiles(took: list[float]) -> dict[str, Any]:
@@ -190,7 +198,7 @@ def quantiles(took: list[float]) -> dict[str, Any]:
     return {"p50_ms": 1000 * cuts[49], "p99_ms": 1000 * cuts[98]}
 
 
-def load(loop: str, *arguments: float) -> dict[str, Any]:
+def load(loop: str, *arguments: Any) -> dict[str, Any]:
     """Run a loop in a process of its own, so that it does not share the bench's."""
     words = [sys.executable, __file__, "--loop", json.dumps([loop, *arguments])]
     done = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600)
@@ -263,6 +271,69 @@ def half_open(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
+def kept_back(run: Path, file: Path) -> dict[str, str]:
+    """Write the texts that a run kept back to a file; nothing where they cannot be had, or are pairs."""
+    from budgetformer import load
+    from budgetformer.errors import DataError
+
+    opened = load(run)
+    try:
+        examples = list(opened.held_out().rows.examples())
+    except DataError as error:
+        print(f"made-up texts: {error}", file=sys.stderr)
+        return {}
+    if opened.pairs:
+        sys.exit(f"{run} reads pairs of texts: give a run for single texts")
+    file.write_text("\n".join(json.dumps(example.text) for example in examples))
+    return {"file": str(file)}
+
+
+def depth(run: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Early exits against the whole model, and deadlines at half of what the service can do."""
+    rounds: dict[str, list[dict[str, Any]]] = {"learned": [], "full": []}
+    with tempfile.TemporaryDirectory() as folder, served(run, *options.flags) as (port, *_):
+        texts = kept_back(run, Path(folder) / "texts")
+        for number in range(options.rounds + 1):
+            for budget, each in rounds.items():
+                fields = {"budget": budget, **texts}
+                once = load("closed_loop", port, options.clients, options.seconds if number else 2, 1, fields)
+                each += [once] * bool(number)  # the first warms up
+        result: dict[str, Any] = {}
+        for budget, each in rounds.items():
+            result[budget] = {
+                key: statistics.median(r[key] for r in each) for key in ("per_second", "p50_ms", "p99_ms")
+            }
+            result[budget]["codes"] = sum((Counter(r["codes"]) for r in each), Counter())
+        result["throughput_ratio"] = result["learned"]["per_second"] / result["full"]["per_second"]
+        rate = OF_CAPACITY * result["learned"]["per_second"]
+        for milliseconds in DEADLINES_MS:
+            fields = {"deadline_ms": milliseconds, **texts}
+            each = [load("open_loop", port, rate, options.seconds, 1, fields) for _ in range(options.rounds)]
+            took = [ms for r in each for ms in r.pop("took_ms")]
+            sent = sum(sum(r["codes"].values()) + r["unsent"] for r in each)
+            exits = sum((Counter(r["exits"]) for r in each), Counter[str]())
+            cut = exits.pop("deadline", 0)
+            result[f"deadline_{milliseconds}_ms"] = {
+                "requests": sent, "per_second": rate, "in_time": sum(ms <= milliseconds for ms in took) / sent,
+                "cut": cut / sent, "exits": {stage: count / sent for stage, count in exits.items()},
+                "codes": sum((Counter(r["codes"]) for r in each), Counter()),
+                **quantiles([ms / 1000 for ms in took]),
+            }  # fmt: skip
+    return result
+
+
+def print_depth(result: dict[str, Any]) -> None:
+    print(f"{'':17} {'requests/s':>10} {'p50 ms':>7} {'p99 ms':>7}  in time  cut by the deadline, exits")
+    for name in ("full", "learned", *(f"deadline_{ms}_ms" for ms in DEADLINES_MS)):
+        row = result[name]
+        line = f"{name:17} {row['per_second']:10.0f} {row['p50_ms']:7.1f} {row['p99_ms']:7.1f}"
+        if "in_time" in row:
+            left = ", ".join(f"{stage} {share:.1%}" for stage, share in sorted(row["exits"].items()))
+            line += f"  {row['in_time']:7.2%}  {row['cut']:.1%}; {left}"
+        print(f"{line}  {dict(row['codes'])}")
+    print(f"learned: {result['throughput_ratio']:.2f}x the requests/s of full")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run", nargs="?", type=Path)
@@ -270,7 +341,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--clients", type=int, default=32)
     parser.add_argument("--flags", type=str.split, default=[], help="further flags for the server, in one word")
-    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--part", choices=PARTS, action="append", help="only this (default: all that the run has)")
+    parser.add_argument("--json", type=Path, help="write the figures to this file too")
     parser.add_argument("--loop", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.loop:
@@ -279,24 +351,45 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         run = options.run or make_run(Path(folder))
-        parts = {"batching": batching, "overload": overload, "half_open": half_open}
-        result = {name: part(run, options) for name, part in parts.items()}
+        staged = json.loads((run / "config.json").read_text()).get("exits") is not None
+        names = options.part or [name for name in PARTS if name != "depth" or staged]
+        if "depth" in names and not staged:
+            sys.exit(f"--part depth: {run} has no exits: give a run that was trained with them")
+        result = {}
+        for name in names:
+            part, show = PARTS[name]
+            result[name] = part(run, options)
+            show(result[name])
     if options.json:
-        print(json.dumps(result, indent=2))
-        return
-    both, over = result["batching"], result["overload"]
+        options.json.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def print_batching(both: dict[str, Any]) -> None:
     for name in ("batching", "single"):
         print(f"{name:9} {both[name]['per_second']:7.0f} requests/s  p50 {both[name]['p50_ms']:6.1f} ms  "
               f"p99 {both[name]['p99_ms']:6.1f} ms  {dict(both[name]['codes'])}")  # fmt: skip
     print(f"batching: {both['throughput_ratio']:.2f}x the throughput at {both['p99_ratio']:.2f}x the p99")
+
+
+def print_overload(over: dict[str, Any]) -> None:
     print(f"overload: {over['capacity_per_second']:.0f} requests/s can be answered, {over['offered_per_second']} came: "
           f"{dict(over['codes'])}, p99 of the accepted {over['p99_ms']:.0f} ms, memory {over['resident_mib']} MiB, "
           f"then {over['recovered']:.2f} of the capacity before, {dict(over['codes_after'])}")  # fmt: skip
-    half = result["half_open"]
+
+
+def print_half_open(half: dict[str, Any]) -> None:
     for name in ("usual", "half_open"):
         print(f"{name:9} {half[name]['per_second']:7.0f} requests/s  p50 {half[name]['p50_ms']:6.1f} ms  "
               f"p99 {half[name]['p99_ms']:6.1f} ms  {dict(half[name]['codes'])}")  # fmt: skip
     print(f"{half['connections']} half-open connections, {half['files']} files: {half['log_bytes']} bytes of log")
+
+
+PARTS = {
+    "batching": (batching, print_batching),
+    "overload": (overload, print_overload),
+    "half_open": (half_open, print_half_open),
+    "depth": (depth, print_depth),
+}
 
 
 if __name__ == "__main__":

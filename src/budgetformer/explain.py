@@ -13,12 +13,16 @@ from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from budgetformer.cost.flops import count
 from budgetformer.data.tokens import truncating_tokenizer
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.scores import probabilities_of
 from budgetformer.errors import UsageError
+from budgetformer.exits import Exits, StageResult
 from budgetformer.runs.files import named_read_errors, read_json
 
 if TYPE_CHECKING:
@@ -91,7 +95,7 @@ class Explainer:
             end = (part, stop)
         return Pieces(ids, tokens, joined, parts, bool(encoding.overflowing))
 
-    def _run(self, pieces: Pieces, dial: Dial, heads: Mapping[int, Sequence[int]] | None = None) -> Any:
+    def _run(self, pieces: Pieces, dial: Dial, heads: Mapping[int, Sequence[int]] | None = None, **options: Any) -> Any:
         import torch
 
         from budgetformer.engine.torch import TorchEngine
@@ -101,14 +105,20 @@ class Explainer:
         types = (torch.arange(len(pieces.ids), device=device) >= second).long()[None]
         with TorchEngine(self.model).session(dial), torch.inference_mode():
             ids = torch.tensor([pieces.ids], device=device)
-            return self.model(ids, token_type_ids=types, budget=dial, attention_heads=heads)
+            return self.model(ids, token_type_ids=types, budget=dial, attention_heads=heads, **options)
 
     def _to_the_end(self, dial: Dial) -> Dial:
         """The same heads, but the text goes through every layer."""
         return Dial("exit", 0.0) if self.config.exits and dial.mode in ("learned", "share", "exit") else dial
 
     def _explain(self, pieces: Pieces, dial: Dial) -> dict[str, Any]:
-        output, config, stages = self._run(pieces, dial), self.config, self.config.stages
+        logits_by_stage: list[NDArray[Any]] = []
+
+        def after(result: StageResult) -> NDArray[np.bool_]:
+            logits_by_stage.append(result.logits)
+            return result.leaves
+
+        output, config, stages = self._run(pieces, dial, after_stage=after), self.config, self.config.stages
         layers = [
             {
                 "s": float(layer.budget[0]),
@@ -120,7 +130,6 @@ class Explainer:
             for layer in output.allocations
         ]
         values = probabilities_of(output.logits.float().cpu().numpy(), config.task)
-        labels = [] if config.task == "regression" else config.label_names
         shape, tokens, stage = config.shape, len(pieces.ids), -1 if output.exits is None else int(output.exits)
         path: dict[str, Any] = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
         path["execution"] = "selective" if config.gate.selects else "dense"
@@ -132,9 +141,9 @@ class Explainer:
             "joined": pieces.joined,
             "parts": pieces.parts,
             "cut": pieces.cut,
-            "label": named(values, config.task, labels)[0],
-            "probabilities": dict(zip(labels, rounded(values, config.task)[0].tolist(), strict=False)),
+            **self._answer(values),
             "exit": stages.names[stage] if config.exits else None,
+            "stages": self._stages(logits_by_stage, output.logits.float().cpu().numpy(), stage) if config.exits else [],
             "gated": config.gate.selects,
             "layers": layers,
             "flops": {
@@ -144,6 +153,26 @@ class Explainer:
                 "attention_dense": int(dense.attention),
             },
         }
+
+    def _stages(self, before: list[NDArray[Any]], last: NDArray[Any], exit_stage: int) -> list[dict[str, Any]]:
+        """The answer behind each stage up to the one at which the text left; the others did not run."""
+        config, exits, path = self.config, self.config.stages, []
+        for stage, name in enumerate(exits.names):
+            entry: dict[str, Any] = {"stage": name, "layers": exits.depths[stage], "ran": stage <= exit_stage}
+            entry |= {"label": None, "probabilities": {}, "risk": None}
+            if stage <= exit_stage:
+                logits = last if stage == exit_stage else before[stage] / exits.temperatures[stage]
+                entry |= self._answer(probabilities_of(logits, config.task))
+                if stage < len(before) and exits.options.rule:
+                    entry["risk"] = float(exits.risk(stage, before[stage])[0])
+            path.append(entry)
+        return path
+
+    def _answer(self, values: NDArray[Any]) -> dict[str, Any]:
+        task = self.config.task
+        labels = [] if task == "regression" else self.config.label_names
+        chances = dict(zip(labels, rounded(values, task)[0].tolist(), strict=False))
+        return {"label": named(values, task, labels)[0], "probabilities": chances}
 
     def precompute(
         self,
@@ -157,7 +186,7 @@ class Explainer:
         of the chosen budget, or without any (`maps` says which).
         """
         heads, layers = self.config.num_attention_heads, self.config.num_hidden_layers
-        budgets, start = slider(budget, heads, exits=bool(self.config.exits))
+        budgets, start = slider(budget, heads, self.config.stages if self.config.exits else None)
         shown: list[tuple[Pieces, dict[str, Any]]] = []
         every = chosen = 0
         for text, text_pair in texts:
@@ -226,16 +255,17 @@ def stored_examples(folder: Path) -> list[dict[str, str | None]]:
         return [{"text": str(row["text"]), "text_pair": row["text_pair"] and str(row["text_pair"])} for row in rows]
 
 
-def slider(budget: str | Dial | None, heads: int, *, exits: bool = False) -> tuple[list[str], int]:
+def slider(budget: str | Dial | None, heads: int, stages: Exits | None = None) -> tuple[list[str], int]:
     """The budgets of the page's slider, from one head of each layer to all of them, and the place of `budget`.
 
     A mean over all layers, as calibrated points are, has a place of its own before the learned budget. Of a model with
-    exits the budgets are shares of the cost.
+    exits the budgets are shares of the cost, and all of them are in the order of their limits.
     """
-    if exits:
-        dial, shares = Dial.parse(budget), ["0", "0.1", "0.2", "0.3", "0.5", "0.7", "learned", "full"]
-        shares = shares if str(dial) in shares else [*shares[:-2], str(dial), *shares[-2:]]
-        return shares, shares.index(str(dial))
+    if stages is not None:
+        chosen, shares = str(Dial.parse(budget)), ["0", "0.1", "0.2", "0.3", "0.5", "0.7"] * bool(stages.options.curve)
+        shares = [*dict.fromkeys([*shares, "learned", *[chosen] * (chosen != "full")])]
+        shares = [*sorted(shares, key=lambda each: -stages.limit(Dial.parse(each))), "full"]
+        return shares, shares.index(chosen)
     dial, budgets = Dial.parse(budget), [*(f"max:{most / heads}" for most in range(1, heads)), "learned", "full"]
     if dial.mode == "mean":
         return [*budgets[:-2], str(dial), *budgets[-2:]], heads - 1

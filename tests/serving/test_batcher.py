@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.serving.batcher import Batcher, Row, choose
+from budgetformer.serving.batcher import Batcher, Encoded, Row, choose
 
 
 def rows_of(*lengths: int, dial: str | None = "learned", since: float = 0.0) -> list[Row]:
@@ -59,8 +59,16 @@ def test_every_choice_holds_the_oldest_and_fits(tokens: list[int], budget: int) 
     assert len(batch) == 1 or len(batch) * max(lengths(batch)) <= budget
 
 
+def encode(texts: Sequence[Any], dial: str) -> list[Encoded]:
+    return [Encoded(n + 0, n) for n in texts]
+
+
+def late(row: Row) -> str:
+    return "late" if row.best is None else row.best()
+
+
 def idle(*, now: float = 0.0, wait: float = 0.5) -> Batcher:
-    return Batcher(list, lambda works, dial: works, batch_tokens=100, wait=wait, clock=lambda: now)
+    return Batcher(encode, lambda rows, dial: rows, batch_tokens=100, wait=wait, late=late, clock=lambda: now)
 
 
 def test_the_oldest_row_waits_for_company_until_its_time_is_up_or_the_batch_is_full() -> None:
@@ -79,10 +87,11 @@ class Bench:
         self.gate, self.begun = threading.Event(), threading.Event()
         self.threads: set[str] = set()
         self._inner = run or (lambda works: [work * 2 for work in works])
-        self.batcher = Batcher(lambda texts: [(n + 0, n) for n in texts], self._run, batch_tokens=1000, wait=wait)
+        self.batcher = Batcher(encode, self._run, batch_tokens=1000, wait=wait, late=late)
         self.batcher.start()
 
-    def _run(self, works: list[int], dial: str) -> Sequence[Any]:
+    def _run(self, rows: list[Row], dial: str) -> Sequence[Any]:
+        works = [row.work for row in rows]
         self.threads.add(threading.current_thread().name)
         self.begun.set()
         self.gate.wait()
@@ -182,3 +191,75 @@ def test_a_text_that_cannot_be_tokenised_fails_its_job_alone() -> None:
         bench.batcher.close()
 
     asyncio.run(main())
+
+
+def test_texts_with_a_deadline_go_first_by_themselves_and_do_not_wait() -> None:
+    usual, urgent = rows_of(10, 11, since=1.0), rows_of(10, 12, since=1.05)
+    urgent[0].due, urgent[1].due = 1.09, 1.07
+    rows = sorted([*usual, *urgent], key=lambda row: row.rank)
+    assert rows == [urgent[1], urgent[0], *usual]
+    assert choose(rows, 1000) == urgent
+    assert idle(now=1.05).patience(rows) == 0
+    urgent[0].due = urgent[1].due = 1.2  # later than what an ordinary text is given
+    assert min([*usual, *urgent], key=lambda row: row.rank) is usual[0]
+
+
+def test_a_batch_is_small_enough_for_its_first_row_to_be_in_time() -> None:
+    (row,) = rows_of(10)
+    batcher = Batcher(
+        encode, lambda rows, dial: rows, batch_tokens=800, wait=0, late=late, expect=lambda t: t / 1e4, clock=lambda: 1
+    )
+    assert batcher.room(row) == 800
+    for due, tokens in ((1.1, 800), (1.03, 200), (1.0, 6), (0.5, 6)):  # below its 10 tokens: it goes alone
+        row.due = due
+        assert batcher.room(row) == tokens
+
+
+def test_what_is_due_is_answered_while_the_model_is_busy() -> None:
+    async def main() -> None:
+        bench = Bench()
+        held = await bench.hold()
+        assert await bench.batcher.submit([20, 30], "learned", asyncio.get_running_loop().time()) == ["late", "late"]
+        bench.gate.set()
+        assert await held == [2]
+        assert await bench.batcher.submit([40], "learned", asyncio.get_running_loop().time() + 3600) == [80]
+        assert bench.batches == [[1], [40]]
+        bench.batcher.close()
+
+    asyncio.run(main())
+
+
+def test_what_is_known_before_the_model_runs_is_answered_at_once() -> None:
+    async def main() -> None:
+        bench = Bench()
+        bench.batcher._encode = lambda texts, dial: [Encoded(n, n, None, 7 if n > 5 else None) for n in texts]
+        held = await bench.hold()
+        assert await bench.batcher.submit([20, 30], "learned") == [7, 7]
+        bench.gate.set()
+        assert await held == [2]
+        bench.batcher.close()
+
+    asyncio.run(main())
+
+
+def test_idle_time_is_for_what_can_wait_one_piece_at_a_time(caplog: pytest.LogCaptureFixture) -> None:
+    def fail() -> None:
+        raise ValueError("a text")
+
+    async def main() -> None:
+        bench, order = Bench(), list[str]()
+        held = await bench.hold()
+        for function in (fail, lambda: order.append("idle")):
+            bench.batcher.when_idle(function)
+        asked = bench.batcher.call(lambda: order.append("asked"))
+        bench.gate.set()
+        await held
+        await asked
+        while "idle" not in order:
+            await asyncio.sleep(0)
+        assert order == ["asked", "idle"]
+        bench.batcher.close()
+
+    asyncio.run(main())
+    assert "ValueError in idle time" in caplog.text
+    assert "a text" not in caplog.text

@@ -42,8 +42,8 @@ def test_the_engine_answers_as_the_scorer_does(run: Path, budget: str) -> None:
     engine, texts = engine_of(run), [*TEXTS, "lake " * 40]
     scores = Run.open(run).scorer(budget).score(texts)
     table, dial = engine.encode([(text, None) for text in texts]), Dial.parse(budget)
-    alone = [next(engine.answers(row, dial)) for row in table.rows()]
-    for answers in (list(engine.answers(table, dial)), alone):
+    alone = [next(engine.answers(engine.score(row, dial))) for row in table.rows()]
+    for answers in (list(engine.answers(engine.score(table, dial))), alone):
         chances = [[answer["probabilities"][label] for label in engine.info.labels] for answer in answers]
         np.testing.assert_allclose(chances, scores.probabilities, atol=1e-5)
         assert [answer["heads"]["used"] for answer in answers] == scores.heads.sum(1).tolist()
@@ -54,7 +54,7 @@ def test_the_engine_answers_as_the_scorer_does(run: Path, budget: str) -> None:
 def test_pairs_answer_as_the_scorer_does(pair_run: Path) -> None:
     engine = engine_of(pair_run)
     scores = Run.open(pair_run).scorer().score(TEXTS[:2], TEXTS[1:])
-    answers = engine.answers(engine.encode(list(itertools.pairwise(TEXTS))), engine.budget)
+    answers = engine.answers(engine.score(engine.encode(list(itertools.pairwise(TEXTS))), engine.budget))
     chances = [[answer["probabilities"][label] for label in engine.info.labels] for answer in answers]
     np.testing.assert_allclose(chances, scores.probabilities, atol=1e-5)
     engine.self_test()
@@ -103,7 +103,7 @@ def test_budgets_of_depth_are_served(tiny_staged: Path) -> None:
     engine = engine_of(tiny_staged, budget="exit:inf")
     assert {"share:X", "exit:X"} < set(engine.info.budgets)
     table = engine.encode([("a superb story of town", None)])
-    (early,), (late,) = (engine.answers(table, engine.dial(budget)) for budget in ("exit:inf", "exit:0"))
+    (early,), (late,) = (engine.answers(engine.score(table, engine.dial(budget))) for budget in ("exit:inf", "exit:0"))
     assert (early["heads"]["used"], engine.info.slider[engine.info.start]) == (0, "exit:inf")
     assert late["heads"]["used"] > 0
     engine.self_test()
@@ -111,12 +111,12 @@ def test_budgets_of_depth_are_served(tiny_staged: Path) -> None:
 
 def test_several_labels_and_numbers(tmp_path: Path) -> None:
     several = engine_of(write_run(tmp_path / "several", problem_type="multi_label_classification"))
-    (answer,) = several.answers(several.encode([(TEXTS[0], None)]), several.budget)
+    (answer,) = several.answers(several.score(several.encode([(TEXTS[0], None)]), several.budget))
     assert answer["labels"] == [name for name, chance in answer["probabilities"].items() if chance > 0.5]
     assert set(answer["probabilities"]) == {"travel", "film", "money"}
     assert "label" not in answer
     number = engine_of(write_run(tmp_path / "number", problem_type="regression", id2label={0: "LABEL_0"}))
-    (answer,) = number.answers(number.encode([(TEXTS[0], None)]), number.budget)
+    (answer,) = number.answers(number.score(number.encode([(TEXTS[0], None)]), number.budget))
     assert set(answer) == {"value", "heads", "tokens", "cut"}
 
 
@@ -128,7 +128,7 @@ def test_the_batch_that_was_chosen_is_the_one_that_runs(tmp_path: Path) -> None:
         lambda model, args, inputs: sizes.append(len(inputs["input_ids"])), with_kwargs=True
     )
     table = engine.encode([("lake " * 100, None)] * 30 + [("lake " * 110, None)] * 20)
-    assert len(list(engine.answers(table, engine.budget))) == 50
+    assert len(list(engine.answers(engine.score(table, engine.budget)))) == 50
     assert sizes == [50]
 
 
@@ -137,7 +137,7 @@ def test_a_label_at_exactly_one_half_is_not_served(tmp_path: Path) -> None:
     with torch.no_grad():
         for parameter in engine.source.model.base.classifier.parameters():
             parameter.zero_()
-    (answer,) = engine.answers(engine.encode([(TEXTS[0], None)]), engine.budget)
+    (answer,) = engine.answers(engine.score(engine.encode([(TEXTS[0], None)]), engine.budget))
     assert set(answer["probabilities"].values()) == {0.5}
     assert answer["labels"] == []
 

@@ -18,8 +18,10 @@ from tests.cli.test_train import command
 from tests.serving.small import TEXTS, small, write_run
 
 from budgetformer.dial import Dial
+from budgetformer.engine.scores import probabilities_of, score
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import cost_of
+from budgetformer.exits import ExitOptions, Exits
 from budgetformer.explain import Explainer, describe, page, slider, stored_examples
 from budgetformer.nn.allocation import Selection
 from budgetformer.runs.run import Run
@@ -112,6 +114,22 @@ def test_a_text_that_leaves_early_is_explained_as_it_is_predicted(tiny_staged: P
     assert answer["flops"]["used"] / answer["flops"]["dense"] == pytest.approx(cost_of(scores, config)["flops_ratio"])
     for layer in range(config.num_hidden_layers):
         assert sum(explainer.attention(text, None, layer, 1, budget)["map"][0]) == pytest.approx(1, abs=0.01)
+    everything = score(run.engine(), run.scorer().encode([text]), "exit:0").stage_logits
+    assert everything is not None
+    last = config.stages.names.index(answer["exit"])
+    for number, stage in enumerate(answer["stages"]):
+        assert (stage["stage"], stage["layers"]) == (config.stages.names[number], config.stages.depths[number])
+        assert stage["ran"] == (number <= last)
+        if not stage["ran"] or (budget in ("full", "max:0.25") and number):  # other heads, other answers
+            assert stage["ran"] or (stage["label"], stage["probabilities"], stage["risk"]) == (None, {}, None)
+            continue
+        logits = everything[:, number]
+        chances = probabilities_of(logits / config.stages.temperatures[number], config.task)[0]
+        assert list(stage["probabilities"].values()) == pytest.approx(chances.tolist(), abs=1e-5)
+        assert stage["label"] == config.label_names[chances.argmax()]
+        risk = None if number == 2 else pytest.approx(config.stages.risk(number, logits)[0], abs=1e-4)
+        assert stage["risk"] == risk
+    assert answer["stages"][last]["probabilities"] == answer["probabilities"]
     data = explainer.precompute([(text, None)], budget)
     assert data["texts"][0]["results"][data["texts"][0]["places"][data["start"]]]["exit"] == answer["exit"]
 
@@ -172,6 +190,19 @@ def test_a_mean_over_layers_has_its_own_place_on_the_slider() -> None:
         ["max:0.3333333333333333", "max:0.6666666666666666", "mean:0.3", "learned", "full"],
         2,
     )
+
+
+def test_budgets_of_depth_are_on_the_slider_in_the_order_of_their_limits(tiny_staged: Path) -> None:
+    stages = Run.open(tiny_staged).config.stages
+    budgets, start = slider(None, 4, stages)
+    assert (budgets[start], budgets[-1], len(budgets)) == ("learned", "full", 8)
+    limits = [stages.limit(Dial.parse(budget)) for budget in budgets]
+    assert limits == sorted(limits, reverse=True)
+    budgets, start = slider("exit:inf", 4, stages)
+    assert (budgets[start], len(budgets)) == ("exit:inf", 9)
+    assert slider("full", 4, stages)[1] == 7
+    unfitted = Exits(ExitOptions(layers=[1]), 2, stages.task)
+    assert slider(None, 4, unfitted) == (["learned", "full"], 0)
 
 
 def test_a_file_holds_every_position_and_every_map() -> None:

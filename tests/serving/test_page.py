@@ -233,13 +233,31 @@ def test_a_text_that_leaves_early_says_so(browser: Any, tiny_staged: Path, tmp_p
     shown.page.goto(file.as_uri())
     shown.sees(".heads .big", "0 of 8")
     shown.sees("#budget-words", "texts leave at the limit inf")
-    shown.sees(".answer .note", re.compile("Its words alone decided it, before the first layer"))
+    shown.sees(".stages .big", "Its words alone decided it")
+    said = shown.explainer.explain("a superb story of town", budget="exit:inf")["stages"]
+    api.expect(shown.page.locator(".path .says")).to_have_text([said[0]["label"], "not run", "not run"])
+    api.expect(shown.page.locator(".path .exit .stage")).to_have_text("Wordsleft here")
+    shown.sees(".path .note", re.compile(r"\d+ % chance that the last stage answers differently"))
+    assert shown.page.locator(".path .figure").all_inner_texts() == [
+        f"{p:.2f}" for p in sorted(said[0]["probabilities"].values(), reverse=True)
+    ]
     shown.page.locator(".head").nth(5).click()
     shown.sees(".look .readout", "It was not computed for this text; this is where it would have looked.")
     shown.page.get_by_role("slider").focus()
     shown.page.keyboard.press("End")
     shown.sees(".heads .big", "8 of 8")
+    shown.sees("#budget-words", "every layer, all heads")
+    said = shown.explainer.explain("a superb story of town", budget="full")["stages"]
+    api.expect(shown.page.locator(".path .says")).to_have_text([stage["label"] for stage in said])
+    api.expect(shown.page.locator(".path .exit .stage")).to_have_text("Layer 2left here")
+    shown.sees("h1", "How far did this text go?")
     assert shown.faults == []
+
+
+def test_a_model_without_exits_has_no_stages_to_show(shown: Shown) -> None:
+    shown.sees(".heads .big", re.compile("of 8"))
+    api.expect(shown.page.locator(".stages")).to_be_hidden()
+    shown.sees("h1", "Which heads ran for this text?")
 
 
 def test_a_file_needs_no_server(browser: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from budgetformer import BudgetFormerConfig
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import Scores
+from budgetformer.exits import AfterStage
 from budgetformer.explain import Explainer
 from budgetformer.serving.messages import Info
 from budgetformer.serving.service import Engine, Text
@@ -51,7 +52,7 @@ class ToyEngine(Engine):
             rows.append(replace(table, truncated=np.array([len(words) > self.info.max_tokens])))
         return TokenTable.join(rows)
 
-    def score(self, table: TokenTable, dial: Dial) -> Scores:
+    def score(self, table: TokenTable, dial: Dial, after: AfterStage | None = None) -> Scores:
         self.begun.set()
         self.gate.wait()
         if self.fails:
@@ -76,7 +77,7 @@ class ToyExplainer(Explainer):
         layer = {"s": 0.5, "k": 2, "relevance": [0.25] * 4, "weights": [0.5] * 4, "active": [True] * 4}
         return {
             "dial": str(budget), "tokens": text.split(), "joined": [], "parts": [], "cut": False, "label": "good",
-            "probabilities": {}, "exit": None, "gated": True, "layers": [layer] * 2, "flops": {"used": 1},
+            "probabilities": {}, "exit": None, "stages": [], "gated": True, "layers": [layer] * 2, "flops": {"used": 1},
         }  # fmt: skip
 
     def attention(

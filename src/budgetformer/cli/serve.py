@@ -14,7 +14,7 @@ from budgetformer.cli.process import available_cpus
 _KEYS = (
     "Batches and limits: batch_tokens=8192 (with padding; 1: no batching), wait_ms=2 (for others in a batch), "
     "queue=256 (texts of a worker, else 503), max_texts=64 (of a request), max_chars=20000 (of a text), "
-    "max_bytes=1048576 (of a body), timeout=10 (seconds)."
+    "max_bytes=1048576 (of a body), timeout=10 (seconds), audit=0.05 (of early answers, run to the end in idle time)."
 )
 
 

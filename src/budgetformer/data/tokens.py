@@ -89,7 +89,11 @@ class TokenTable:
         arrays = ("tokens", "pair_start", "lines", "truncated", "lengths")
         joined = {name: np.concatenate([getattr(table, name) for table in tables]) for name in arrays}
         offsets = np.concatenate([[0], np.cumsum(joined.pop("lengths"))])
-        return TokenTable(**joined, offsets=offsets, has_pairs=any(table.has_pairs for table in tables))
+        words = [table.words_logits for table in tables if table.words_logits is not None]
+        return TokenTable(
+            **joined, offsets=offsets, has_pairs=any(table.has_pairs for table in tables),
+            words_logits=np.concatenate(words) if len(words) == len(tables) else None,
+        )  # fmt: skip
 
     @staticmethod
     def random(vocab_size: int, max_length: int, pairs: bool, rows: int = 256) -> TokenTable:

@@ -108,12 +108,16 @@ def _work(app: FastAPI, service: Service) -> None:
         if body.text is not None and isinstance(checked[0], Refusal):
             raise checked[0]
         good = [text for text in checked if not isinstance(text, Refusal)]
-        answers = iter(await service.predict(request, good, dial) if good else ())
+        answers = iter(await service.predict(request, good, dial, body.deadline_ms) if good else ())
+        predictions: list[dict[str, Any]]
         predictions = [text.body if isinstance(text, Refusal) else next(answers) for text in checked]
-        if body.top is not None:
-            for prediction in predictions:
-                if "probabilities" in prediction:
-                    prediction["probabilities"] = dict(islice(prediction["probabilities"].items(), body.top))
+        if body.text is not None and "error" in predictions[0]:
+            raise messages.too_late()
+        for prediction in predictions:
+            if body.deadline_ms is not None and "error" not in prediction:
+                prediction.setdefault("deadline", False)
+            if body.top is not None and "probabilities" in prediction:
+                prediction["probabilities"] = dict(islice(prediction["probabilities"].items(), body.top))
         return JSONResponse({"predictions": predictions, "model": engine.info.model, "budget": str(dial)})
 
     async def look(body: TextBody, request: Request, function: Callable[..., Any], *place: int) -> Response:

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import compress
 from queue import SimpleQueue
-from typing import Any
+from typing import Any, NamedTuple
 
 # Attention alone pays for padding, so a batch may hold this much of it for each real token, and a little in any case.
 _PADDING, _PADDING_FREE = 0.5, 512
+_ORDINARY = 0.1  # seconds after which a text without a deadline goes before those whose deadlines come later
+_SPARE = 64  # pieces of work that wait for an idle moment
+logger = logging.getLogger("budgetformer.serving")
 
 
 @dataclass(slots=True, eq=False)
@@ -23,17 +29,49 @@ class Row:
     dial: Hashable
     future: asyncio.Future[Any]
     since: float
+    due: float | None = None  # when it is answered with the best that there is
+    best: Callable[[], Any] | None = None  # makes the answer so far
+
+    @property
+    def rank(self) -> float:
+        """Rows are taken in this order: the earliest deadline first."""
+        return self.since + _ORDINARY if self.due is None else self.due
+
+    @property
+    def kind(self) -> Hashable:
+        """Rows of one kind may share a batch: one without a deadline must not hold up one that has."""
+        return self.dial, self.due is None
+
+
+class Encoded(NamedTuple):
+    """A text as the model reads it; `best` makes the answer that is known already, `result` is one that will do."""
+
+    work: Any
+    tokens: int
+    best: Callable[[], Any] | None = None
+    result: Any = None
+
+
+@dataclass(slots=True, eq=False)
+class _Job:
+    """The texts of a request; `rows` once they are tokenised."""
+
+    texts: Sequence[Any]
+    dial: Hashable
+    futures: list[asyncio.Future[Any]]
+    due: float | None
+    rows: list[Row] = field(default_factory=list)
 
 
 def choose(rows: Sequence[Row], batch_tokens: int) -> list[Row]:
-    """The next batch: the oldest row, and with it those of its dial that are nearest in length.
+    """The next batch: the first row, and with it those of its kind that are nearest in length.
 
     It holds at most `batch_tokens`, padding included, and little padding; a row longer than that goes alone.
     """
     oldest = rows[0]
     if oldest.dial is None:
         return [oldest]
-    peers = sorted((row for row in rows if row.dial == oldest.dial), key=lambda row: row.tokens)
+    peers = sorted((row for row in rows if row.kind == oldest.kind), key=lambda row: row.tokens)
     low = next(place for place, row in enumerate(peers) if row is oldest)
     high, longest, real = low + 1, oldest.tokens, oldest.tokens
     while low > 0 or high < len(peers):
@@ -53,23 +91,27 @@ def choose(rows: Sequence[Row], batch_tokens: int) -> list[Row]:
 class Batcher:
     """Runs the texts of many requests in batches. `close` first finishes what is waiting.
 
-    `encode(texts)` gives for each text what the model reads and its number of tokens, `run(works, dial)` a result for
-    each. A row whose future is done, because its client left or ran out of time, is not begun.
+    `encode(texts, dial)` makes each text readable, and may know its result; `run(rows, dial)` gives a result for each.
+    A row whose future is done, because its client left or its time was up, is not begun. When a row is due, its result
+    is `late(row)`; `expect(tokens)` says how many seconds go by until a batch has a better answer for its rows.
     """
 
     def __init__(
         self,
-        encode: Callable[[Any], Sequence[tuple[Any, int]]],
-        run: Callable[[list[Any], Any], Sequence[Any]],
+        encode: Callable[[Any, Any], Sequence[Encoded]],
+        run: Callable[[list[Row], Any], Sequence[Any]],
         *,
         batch_tokens: int,
         wait: float,
+        late: Callable[[Row], Any],
+        expect: Callable[[int], float] = lambda tokens: 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encode, self._run, self._clock = encode, run, clock
-        self._batch_tokens, self._wait = batch_tokens, wait
-        self._inbox: SimpleQueue[tuple[Sequence[Any], Hashable, list[asyncio.Future[Any]]] | None] = SimpleQueue()
+        self._batch_tokens, self._wait, self._late, self._expect = batch_tokens, wait, late, expect
+        self._inbox: SimpleQueue[_Job | None] = SimpleQueue()
         self._rows: list[Row] = []
+        self._spare: deque[Callable[[], None]] = deque(maxlen=_SPARE)
         self._changed = threading.Condition()
         self._closed = False
         self._threads: list[threading.Thread] = []
@@ -91,12 +133,16 @@ class Batcher:
             self._changed.notify()
         model.join()
 
-    def submit(self, texts: Sequence[Any], dial: Hashable) -> asyncio.Future[list[Any]]:
+    def submit(self, texts: Sequence[Any], dial: Hashable, due: float | None = None) -> asyncio.Future[list[Any]]:
         """Queue texts; the future of their results is to be awaited, or cancelled, in the calling event loop."""
         loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[Any]] = [loop.create_future() for _ in texts]
-        self._inbox.put((texts, dial, futures))
-        return asyncio.gather(*futures)
+        job = _Job(texts, dial, [loop.create_future() for _ in texts], due)
+        results = asyncio.gather(*job.futures)
+        if due is not None:
+            timer = loop.call_at(due, self._expire, job)
+            results.add_done_callback(lambda _: timer.cancel())
+        self._inbox.put(job)
+        return results
 
     def call(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
         """Run a function on the model's thread, by itself."""
@@ -104,50 +150,86 @@ class Batcher:
         self._add([Row(function, 0, None, future, self._clock())])
         return future
 
+    def when_idle(self, function: Callable[[], None]) -> None:
+        """Run a function on the model's thread when nothing waits; of too many, the oldest are forgotten."""
+        with self._changed:
+            self._spare.append(function)
+            self._changed.notify()
+
+    def _expire(self, job: _Job) -> None:
+        """Answer what is due, in the event loop; what is not tokenised yet is answered as soon as it is."""
+        rows = [row for row in job.rows if not row.future.done()]
+        _deliver([row.future for row in rows], [self._late(row) for row in rows])
+
     def _add(self, rows: list[Row]) -> None:
         with self._changed:
             self._rows += rows
             self._changed.notify()
 
     def patience(self, rows: Sequence[Row]) -> float:
-        """For how many more seconds the oldest row may wait for others to share its batch."""
+        """For how many more seconds the first row may wait for others to share its batch; one with a deadline: 0."""
         oldest = rows[0]
-        if oldest.dial is None or self._closed:
+        if oldest.dial is None or oldest.due is not None or self._closed:
             return 0
-        if sum(row.tokens for row in rows if row.dial == oldest.dial) >= self._batch_tokens:
+        if sum(row.tokens for row in rows if row.kind == oldest.kind) >= self._batch_tokens:
             return 0
         return oldest.since + self._wait - self._clock()
 
+    def room(self, row: Row) -> int:
+        """The tokens of a batch that begins with this row: so many that there is a better answer before it is due."""
+        tokens = self._batch_tokens
+        while row.due is not None and tokens > row.tokens and self._clock() + self._expect(tokens) > row.due:
+            tokens //= 2
+        return tokens
+
     def _tokenize(self) -> None:
         while job := self._inbox.get():
-            texts, dial, futures = job
-            if futures[0].done():
+            if job.futures[0].done():
                 continue
-            now = self._clock()
+            now, soon = self._clock(), job.futures[0].get_loop().call_soon_threadsafe
             try:
-                works = zip(self._encode(texts), futures, strict=True)
-                self._add([Row(work, tokens, dial, future, now) for (work, tokens), future in works])
+                encoded = self._encode(job.texts, job.dial)
             except Exception as error:
-                futures[0].get_loop().call_soon_threadsafe(_deliver, futures, [error] * len(futures))
+                soon(_deliver, job.futures, [error] * len(job.futures))
+                continue
+            job.rows = [
+                Row(each.work, each.tokens, job.dial, future, now, job.due, each.best)
+                for each, future in zip(encoded, job.futures, strict=True)
+            ]
+            known = [each.result is not None for each in encoded]
+            if any(known):
+                soon(_deliver, [*compress(job.futures, known)], [each.result for each in compress(encoded, known)])
+            if job.due is not None and self._clock() >= job.due:
+                soon(self._expire, job)
+            else:
+                self._add([row for row, done in zip(job.rows, known, strict=True) if not done])
 
     def _serve(self) -> None:
-        while batch := self._next():
-            futures = [row.future for row in batch]
-            futures[0].get_loop().call_soon_threadsafe(_deliver, futures, self._results(batch))
+        while work := self._next():
+            if callable(work):
+                try:
+                    work()
+                except Exception as error:  # no message: it may hold a text
+                    logger.error("%s in idle time", type(error).__name__)
+                continue
+            futures = [row.future for row in work]
+            futures[0].get_loop().call_soon_threadsafe(_deliver, futures, self._results(work))
 
-    def _next(self) -> list[Row]:
-        """Wait for a batch; an empty one says that the batcher is closed and done."""
+    def _next(self) -> list[Row] | Callable[[], None] | None:
+        """Wait for a batch, or for something to do in idle time; None says that the batcher is closed and done."""
         with self._changed:
             while True:
-                self._rows = [row for row in self._rows if not row.future.done()]
+                self._rows = sorted((row for row in self._rows if not row.future.done()), key=lambda row: row.rank)
                 if not self._rows:
                     if self._closed:
-                        return []
+                        return None
+                    if self._spare:
+                        return self._spare.popleft()
                     self._changed.wait()
                 elif (left := self.patience(self._rows)) > 0:
                     self._changed.wait(left)
                 else:
-                    batch = choose(self._rows, self._batch_tokens)
+                    batch = choose(self._rows, self.room(self._rows[0]))
                     taken = set(map(id, batch))
                     self._rows = [row for row in self._rows if id(row) not in taken]
                     return batch
@@ -158,7 +240,7 @@ class Batcher:
         try:
             if dial is None:
                 return [batch[0].work()]
-            return list(self._run([row.work for row in batch], dial))
+            return list(self._run(batch, dial))
         except Exception as error:
             if len(batch) == 1:
                 return [error]

@@ -45,6 +45,10 @@ class PredictBody(_Body):
     texts: list[_Text] | None = None
     pairs: list[_Pair] | None = None
     top: int | None = Field(None, ge=1, le=1_000_000, description="return only so many of the likeliest labels")
+    deadline_ms: float | None = Field(
+        None, gt=0, le=3_600_000, allow_inf_nan=False,
+        description="after so many milliseconds, answer with the last stage that is finished",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _one_field(self) -> Self:
@@ -94,6 +98,7 @@ class Prediction(BaseModel):
     tokens: int
     cut: bool
     exit: str | None = Field(None, description="of a model with exits: the stage at which the text left")
+    deadline: bool | None = Field(None, description="with deadline_ms: whether the deadline cut the text's way short")
     cost: float | None = Field(None, description="its FLOPs, as a share of the dense model's for this text")
 
 
@@ -115,6 +120,17 @@ class Layer(BaseModel):
     active: list[bool]
 
 
+class StageAnswer(BaseModel):
+    """A text's answer behind one stage, and P(the last one is different); null and {} where it did not run."""
+
+    stage: str
+    layers: int
+    ran: bool
+    label: str | list[str] | float | None
+    probabilities: dict[str, float]
+    risk: float | None
+
+
 class Explanation(BaseModel):
     """A prediction with every layer's heads and the FLOPs that they took; docs/json.md has the keys."""
 
@@ -126,6 +142,7 @@ class Explanation(BaseModel):
     label: str | list[str] | float
     probabilities: dict[str, float]
     exit: str | None = Field(description="the stage at which the text left; null where the model has no exits")
+    stages: list[StageAnswer] = Field(description="the answer behind each stage; empty where the model has no exits")
     gated: bool
     layers: list[Layer]
     flops: dict[str, int]
@@ -173,6 +190,12 @@ class Refusal(HTTPException):
 def busy(code: str, message: str) -> Refusal:
     """A refusal that another attempt may not meet."""
     return Refusal(503, code, message, "try again after the seconds in Retry-After", {"Retry-After": "1"})
+
+
+def too_late() -> Refusal:
+    """What a text gets whose deadline came before its first answer."""
+    hint = "give a longer deadline_ms, or serve a model with a stage of words"
+    return Refusal(504, "deadline", "no stage was finished by the deadline", hint)
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
+import time
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
+from dataclasses import replace
+from functools import cached_property, partial
+from itertools import compress
 from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
@@ -16,18 +21,21 @@ from budgetformer.calibrate import named_dial
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import DECIMALS, named, ranking, rounded
-from budgetformer.engine.scores import Scores, cost_shares, score
+from budgetformer.engine.scores import Floats, Scores, cost_shares, score
 from budgetformer.errors import ModelError, UsageError
+from budgetformer.exits import AfterStage
 from budgetformer.explain import Explainer, describe, slider, stored_examples
 from budgetformer.runs.run import Run
-from budgetformer.serving.batcher import Batcher
-from budgetformer.serving.messages import Info, Refusal, busy
+from budgetformer.serving.batcher import Batcher, Encoded, Row
+from budgetformer.serving.deadlines import Pace, Watch
+from budgetformer.serving.messages import Info, Refusal, busy, too_late
 from budgetformer.serving.metrics import Metrics
 from budgetformer.serving.settings import Settings
 
 T = TypeVar("T")
 logger = logging.getLogger("budgetformer.serving")
 Text = tuple[str, str | None]
+_WRITING = 0.002  # seconds that are left for an answer to be written; the event loop's timers round up to whole ms
 
 
 class Engine:
@@ -44,7 +52,7 @@ class Engine:
         self.budgets += run.points
         self.budget, heads = self.dial(str(scorer.budget)), config.num_attention_heads
         shown = None if self.budget.mode == "fixed" else self.budget
-        positions, start = slider(shown, heads, exits=bool(config.exits))
+        positions, start = slider(shown, heads, config.stages if config.exits else None)
         self.info = Info(
             model=run.digest[:16], task=scorer.task, labels=scorer.labels, pairs=run.pairs, heads=heads,
             layers=config.num_hidden_layers, max_tokens=scorer.max_length, budget=str(self.budget),
@@ -65,17 +73,26 @@ class Engine:
         return dial
 
     def encode(self, texts: Sequence[Text]) -> TokenTable:
-        """Tokenise texts that are all pairs or all not; long ones are truncated."""
+        """Tokenise texts that are all pairs or all not, with what their words say; long ones are truncated."""
         seconds = [second for _, second in texts if second is not None]
-        return self._scorer.encode([first for first, _ in texts], seconds or None)
+        table = self._scorer.encode([first for first, _ in texts], seconds or None)
+        return replace(table, words_logits=self._scorer.engine.words(table))
 
-    def score(self, table: TokenTable, dial: Dial) -> Scores:
+    def score(self, table: TokenTable, dial: Dial, after: AfterStage | None = None) -> Scores:
         """The model on one batch."""
-        return score(self._scorer.engine, table, dial, batch_size=len(table))
+        options: dict[str, Any] = {"batch_size": len(table), "words": table.words_logits, "after": after}
+        return score(self._scorer.engine, table, dial, **options)
 
-    def answers(self, table: TokenTable, dial: Dial) -> Iterator[dict[str, Any]]:
+    def at_stage(self, table: TokenTable, stage: int, logits: Floats, heads: NDArray[np.int16]) -> Scores:
+        """What is known of texts behind a stage: its logits (T, C), the heads that ran in the layers so far (T, l)."""
+        executed = np.zeros((len(table), self.info.layers), np.int16)
+        executed[:, : heads.shape[1]] = heads
+        values, exits = logits / self.config.stages.temperatures[stage], np.full(len(table), stage)
+        return Scores(table, self.info.task, self.info.heads, values, executed, None, None, exits)
+
+    def answers(self, scores: Scores) -> Iterator[dict[str, Any]]:
         """The answer for each text of a batch, ready for JSON."""
-        scores, task, labels = self.score(table, dial), self.info.task, self.info.labels
+        table, task, labels = scores.table, self.info.task, self.info.labels
         values, chosen = rounded(scores.probabilities, task).tolist(), named(scores.probabilities, task, labels)
         order, used = ranking(scores.probabilities).tolist(), scores.heads.sum(1).tolist()
         config, depth = self.config, {}
@@ -113,13 +130,14 @@ class Engine:
 class Service:
     """One engine behind one batcher. All but the engine's work happens on the event loop's thread."""
 
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self.engine, self.settings, self.metrics = engine, settings, Metrics()
+    def __init__(self, engine: Engine, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
+        self.engine, self.settings, self.metrics, self._clock = engine, settings, Metrics(), clock
         self.inside = 0  # texts that were taken in and not yet answered
         self._not_ready: str | None = "the self-test is running"
+        self._pace, self._stages = Pace(), engine.config.stages
         self._batcher = Batcher(
-            lambda texts: [(row, len(row.tokens)) for row in engine.encode(texts).rows()],
-            self._answers, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000,
+            self._encode, self._run, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000, late=self._late,
+            expect=partial(self._pace.expect, int(self._stages.words)), clock=clock,
         )  # fmt: skip
         self.close = self._batcher.close  # finishes what is waiting
 
@@ -142,9 +160,15 @@ class Service:
         self.metrics.refused.labels(refusal.code).inc()
         return JSONResponse(refusal.body, refusal.status_code, refusal.headers)
 
-    async def predict(self, request: Request, texts: Sequence[Text], dial: Dial) -> list[dict[str, Any]]:
-        """The answer for each text."""
-        return await self._attend(request, len(texts), lambda: self._batcher.submit(texts, dial))
+    async def predict(
+        self, request: Request, texts: Sequence[Text], dial: Dial, deadline_ms: float | None = None
+    ) -> list[dict[str, Any]]:
+        """The answer for each text: so many ms after the request's beginning, the best that there is."""
+        due = None
+        if deadline_ms is not None:
+            began, seconds = request.state.deadline - self.settings.timeout, deadline_ms / 1000
+            due = began + max(seconds / 2, seconds - _WRITING)
+        return await self._attend(request, len(texts), lambda: self._batcher.submit(texts, dial, due))
 
     async def call(self, request: Request, function: Callable[[], T]) -> T:
         """Run a function on the model's thread for one client."""
@@ -175,15 +199,70 @@ class Service:
         self.inside += texts
         self.metrics.queue.set(self.inside)
 
-    def _answers(self, rows: list[TokenTable], dial: Dial) -> list[dict[str, Any]]:
-        answers, metrics = list(self.engine.answers(TokenTable.join(rows), dial)), self.metrics
-        metrics.batch.observe(len(answers))
+    def _encode(self, texts: Sequence[Text], dial: Dial) -> list[Encoded]:
+        """On the tokenizer's thread: what the words say is known at once, and may be all that a text needs."""
+        table = self.engine.encode(texts)
+        rows, words = table.rows(), table.words_logits
+        if words is None:
+            return [Encoded(row, len(row.tokens)) for row in rows]
+        none = np.zeros((len(rows), 0), np.int16)
+        early = np.flatnonzero(self._stages.leaves(0, words, self.engine.config.exit_limit(dial)))
+        results: dict[int, Any] = {}
+        if len(early):
+            scores = self.engine.at_stage(table.select(early), 0, words[early], none[early])
+            results = dict(zip(early.tolist(), self.engine.answers(scores), strict=True))
+            self._note([rows[i] for i in results], list(results.values()), dial)
+        so_far = [partial(self._so_far, row, 0, words[i], none[i], True) for i, row in enumerate(rows)]
+        return [Encoded(row, len(row.tokens), so_far[i], results.get(i)) for i, row in enumerate(rows)]
+
+    def _run(self, rows: list[Row], dial: Dial) -> list[dict[str, Any]]:
+        """On the model's thread: one batch."""
+        watch, tables = Watch(rows, self._so_far, self._pace, self._clock), [row.work for row in rows]
+        scores = self.engine.score(TokenTable.join(tables), dial, watch)
+        watch.end(len(self._stages.depths) - 1)
+        self.metrics.batch.observe(len(rows))
+        answers = list(self.engine.answers(scores))
+        for row, answer, cut in zip(rows, answers, watch.cut.tolist(), strict=True):
+            if row.due is not None:
+                answer["deadline"] = cut
+        waiting = [not row.future.done() for row in rows]
+        self._note([*compress(tables, waiting)], [*compress(answers, waiting)], dial)
+        return answers
+
+    def _so_far(self, row: TokenTable, stage: int, logits: Floats, heads: NDArray[np.int16], cut: bool) -> Any:
+        """The answer behind a stage, for a text whose deadline has come."""
+        (answer,) = self.engine.answers(self.engine.at_stage(row, stage, logits[None], heads[None]))
+        answer["deadline"] = cut
+        self._note([row], [answer])
+        return answer
+
+    def _late(self, row: Row) -> Any:
+        """What a text gets whose deadline has come: the best that there is."""
+        return too_late().body if row.best is None else row.best()
+
+    def _note(self, rows: Sequence[TokenTable], answers: Sequence[dict[str, Any]], dial: Dial | None = None) -> None:
+        """Count answers; some of those that left early at the service's own budget are audited in idle time."""
+        metrics, last, budget = self.metrics, self._stages.names[-1], self.engine.budget
         metrics.texts.inc(len(answers))
         metrics.tokens.inc(sum(answer["tokens"] for answer in answers))
         metrics.cut.inc(sum(answer["cut"] for answer in answers))
         metrics.used.inc(sum(answer["heads"]["used"] for answer in answers))
         metrics.possible.inc(len(answers) * self.engine.possible)
-        for answer in answers:
+        for row, answer in zip(rows, answers, strict=True):
             if "exit" in answer:
                 metrics.exits.labels(answer["exit"]).inc()
-        return answers
+            if answer.get("deadline"):
+                metrics.deadline.labels(answer["exit"]).inc()
+            elif answer.get("exit", last) != last and dial == budget and random.random() < self.settings.audit:
+                self._batcher.when_idle(partial(self._audit, row, answer["exit"], _labels(answer)))
+
+    def _audit(self, row: TokenTable, stage: str, labels: list[str]) -> None:
+        """Run a text that left early to the end, and see whether that gives another answer."""
+        (answer,) = self.engine.answers(self.engine.score(row, Dial("exit", 0.0)))
+        self.metrics.audited.labels(stage).inc()
+        self.metrics.disagreed.labels(stage).inc(_labels(answer) != labels)
+
+
+def _labels(answer: dict[str, Any]) -> list[str]:
+    """The label or the labels of an answer, in one order."""
+    return [answer["label"]] if "label" in answer else sorted(answer["labels"])

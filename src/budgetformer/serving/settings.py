@@ -33,6 +33,7 @@ class Settings:
     max_chars: _Count = 20_000  # of a text
     max_bytes: _Count = 2**20  # of a body
     timeout: Annotated[float, Field(gt=0, le=3600)] = 10.0  # seconds for a request
+    audit: Annotated[float, Field(ge=0, le=1)] = 0.05  # of early answers, run to the end in idle time; 0: none
 
     @model_validator(mode="after")
     def _one_request_fits(self) -> Self:

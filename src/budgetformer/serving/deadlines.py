@@ -1,0 +1,94 @@
+"""Deadlines: how long a stage takes in this process, and which texts of a batch go without the next one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from budgetformer.exits import StageResult
+from budgetformer.serving.batcher import Row
+
+_GAIN, _SPREAD_GAIN, _SPREADS = 1 / 8, 1 / 4, 4  # as TCP estimates a round trip
+_FADE = 0.95  # of an estimate for each time that it keeps texts out: one bad moment must not keep them out for good
+
+
+class Pace:
+    """How long each stage takes, by the tokens that go through it with padding: running means and mean deviations."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, dict[int, tuple[float, float]]] = {}  # by stage and by the tokens' power of two
+
+    def learn(self, stage: int, tokens: int, seconds: float) -> None:
+        sizes, size = self._seen.setdefault(stage, {}), tokens.bit_length()
+        if size not in sizes:
+            sizes[size] = seconds, seconds / 2
+            return
+        mean, spread = sizes[size]
+        error = seconds - mean
+        sizes[size] = mean + _GAIN * error, spread + _SPREAD_GAIN * (abs(error) - spread)
+
+    def expect(self, stage: int, tokens: int) -> float:
+        """The seconds within which a stage ends as a rule; 0 before it was seen. Other sizes are scaled by tokens."""
+        if not (sizes := self._seen.get(stage)):
+            return 0.0
+        size = tokens.bit_length()
+        nearest = min(sizes, key=lambda other: abs(other - size))
+        mean, spread = sizes[nearest]
+        return (mean + _SPREADS * spread) * 2.0 ** (size - nearest)
+
+    def fade(self, stage: int) -> None:
+        """Trust what is known of a stage a little less."""
+        for size, (mean, spread) in self._seen.get(stage, {}).items():
+            self._seen[stage][size] = mean * _FADE, spread * _FADE
+
+
+class Watch:
+    """Sees one batch through its stages (an `AfterStage`): keeps the answers so far of texts with a deadline, and sends
+    those out that the next stage would make late, and those that need no answer any more.
+
+    `answer(work, stage, logits, heads, cut)` makes an answer; `cut` says that the deadline ended it, not the exit rule.
+    """
+
+    def __init__(self, rows: Sequence[Row], answer: Callable[..., Any], pace: Pace, clock: Callable[[], float]) -> None:
+        self._rows, self._answer, self._pace, self._clock = rows, answer, pace, clock
+        self._due = np.array([math.inf if row.due is None else row.due for row in rows])
+        self._lengths = np.array([row.tokens for row in rows])
+        self._tokens, self._since = self._padded(np.arange(len(rows))), clock()
+        self.cut = np.zeros(len(rows), bool)  # whose deadline ended it
+
+    def __call__(self, result: StageResult) -> NDArray[np.bool_]:
+        """Who leaves behind this stage."""
+        now, following = self._time(result.stage), result.stage + 1
+        done = np.array([self._rows[number].future.done() for number in result.rows], bool)
+        leaves = result.leaves | done
+        late: NDArray[np.bool_]
+        late = now + self._pace.expect(following, self._padded(result.rows[~leaves])) > self._due[result.rows]
+        if (late & ~leaves).any():
+            self.cut[result.rows[late & ~leaves]] = True
+            self._pace.fade(following)
+        for place in np.flatnonzero(~done & (self._due[result.rows] < math.inf)):
+            row, left = self._rows[result.rows[place]], bool(result.leaves[place])
+            so_far = (result.stage, result.logits[place], result.heads[place], not left)
+            row.best = partial(self._answer, row.work, *so_far)
+        self._tokens = self._padded(result.rows[~(leaves | late)])
+        return leaves | late
+
+    def end(self, last: int) -> None:
+        """The last stage is over, for those that came so far."""
+        self._time(last)
+
+    def _padded(self, numbers: NDArray[np.int64]) -> int:
+        return int(len(numbers) * self._lengths[numbers].max(initial=0))
+
+    def _time(self, stage: int) -> float:
+        """The stage that ends now is learnt from, if anything went through it."""
+        now = self._clock()
+        if self._tokens:
+            self._pace.learn(stage, self._tokens, now - self._since)
+        self._since = now
+        return now
