@@ -65,8 +65,7 @@ class Watch:
         """Who leaves behind this stage."""
         now, following = self._time(result.stage), result.stage + 1
         done = np.array([self._rows[number].future.done() for number in result.rows], bool)
-        leaves = result.leaves | done
-        late: NDArray[np.bool_]
+        leaves: NDArray[np.bool_] = result.leaves | done
         late = now + self._pace.expect(following, self._padded(result.rows[~leaves])) > self._due[result.rows]
         if (late & ~leaves).any():
             self.cut[result.rows[late & ~leaves]] = True
@@ -75,8 +74,9 @@ class Watch:
             row, left = self._rows[result.rows[place]], bool(result.leaves[place])
             so_far = (result.stage, result.logits[place], result.heads[place], not left)
             row.best = partial(self._answer, row.work, *so_far)
-        self._tokens = self._padded(result.rows[~(leaves | late)])
-        return leaves | late
+        leaves |= late
+        self._tokens = self._padded(result.rows[~leaves])
+        return leaves
 
     def end(self, last: int) -> None:
         """The last stage is over, for those that came so far."""
