@@ -227,7 +227,7 @@ def test_a_dense_model_has_nothing_to_slide(browser: Any) -> None:
 
 def test_a_text_that_leaves_early_says_so(browser: Any, tiny_staged: Path, tmp_path: Path) -> None:
     run, file = Run.open(tiny_staged), tmp_path / "heads.html"
-    shown = Shown(browser, run.model, run.tokenizer)
+    shown = Shown(browser, run.model, run.tokenizer, **PHONE)
     data = shown.explainer.precompute([("a superb story of town", None)], "exit:inf")
     file.write_text(page({**data, "description": ""}), encoding="utf-8")
     shown.page.goto(file.as_uri())
@@ -251,6 +251,7 @@ def test_a_text_that_leaves_early_says_so(browser: Any, tiny_staged: Path, tmp_p
     api.expect(shown.page.locator(".path .says")).to_have_text([stage["label"] for stage in said])
     api.expect(shown.page.locator(".path .exit .stage")).to_have_text("Layer 2left here")
     shown.sees("h1", "How far did this text go?")
+    assert shown.page.evaluate("document.documentElement.scrollWidth") == 320
     assert shown.faults == []
 
 

@@ -144,10 +144,10 @@ def executed_flops(
     scores: Scores, config: ModelSpec, execution: Execution
 ) -> Iterator[tuple[NDArray[np.int64], Flops]]:
     """The FLOPs of each piece, for the pieces that left at one stage after the other: their numbers, and arrays."""
-    stages, shape = config.stages, config.shape
-    last = len(stages.depths) - 1
-    for stage in range(last + 1):
-        rows = np.flatnonzero((np.full(len(scores.heads), last) if scores.exits is None else scores.exits) == stage)
+    stages, shape, exits = config.stages, config.shape, scores.exits
+    exits = np.full(len(scores.heads), len(stages.depths) - 1) if exits is None else exits
+    for stage in np.unique(exits).tolist():
+        rows = np.flatnonzero(exits == stage)
         path = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
         yield rows, count(shape, scores.table.lengths[rows], list(scores.heads[rows].T), execution, **path)
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 _SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
-_AUDITED, _DISAGREED = "budgetformer_audited", "budgetformer_audit_disagreed"
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
@@ -35,45 +32,20 @@ class Metrics:
         self.tokens = Counter("budgetformer_tokens", "Tokens that the model read.", registry=registry)
         self.used = Counter("budgetformer_heads_used", "Attention heads computed.", registry=registry)
         self.possible = Counter("budgetformer_heads_possible", "Heads of a model without budgets.", registry=registry)
-        self.exits = Counter(
-            "budgetformer_exits", "Texts by the stage that they left at.", ["stage"], registry=registry
-        )
-        self.deadline = Counter(
-            "budgetformer_deadline_cut", "Texts that a deadline ended, by the stage that answered.", ["stage"],
-            registry=registry,
-        )  # fmt: skip
-        self.audited = Counter(
-            _AUDITED, "Early answers that were run to the end in idle time.", ["stage"], registry=registry
-        )
-        self.disagreed = Counter(
-            _DISAGREED, "Those of them that got another answer there.", ["stage"], registry=registry
+        by_stage: dict[str, Any] = {"labelnames": ["stage"], "registry": registry}
+        self.exits = Counter("budgetformer_exits", "Texts by the stage that they left at.", **by_stage)
+        self.deadline = Counter("budgetformer_deadline_cut", "Texts that a deadline ended, by stage.", **by_stage)
+        self.audited = Counter("budgetformer_audited", "Early answers that were run to the end.", **by_stage)
+        self.disagreed = Counter("budgetformer_audit_disagreed", "Of those, other answers there.", **by_stage)
+        self.disagreement = Gauge(
+            "budgetformer_audit_disagreement", "Disagreed of audited.", multiprocess_mode="liveall", **by_stage
         )
         self.refused = Counter("budgetformer_refusals", "Requests not answered with 200.", ["code"], registry=registry)
 
     def page(self) -> bytes:
         """The text that Prometheus reads."""
-        registry: Any = self._registry
+        registry = self._registry
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             registry = CollectorRegistry()
             MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-        return generate_latest(registry) + generate_latest(_Shares(registry))
-
-
-class _Shares:
-    """The share of audited answers that were different at the end, by stage: from the counts of all workers."""
-
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._registry = registry
-
-    def collect(self) -> Iterator[Metric]:
-        counts: dict[str, dict[str, float]] = {_AUDITED: {}, _DISAGREED: {}}
-        for metric in self._registry.collect():
-            for sample in metric.samples if metric.name in counts else ():
-                if sample.name.endswith("_total"):
-                    counts[metric.name][sample.labels["stage"]] = sample.value
-        shares = GaugeMetricFamily(
-            "budgetformer_audit_disagreement", "Disagreed, as a share of audited.", labels=["stage"]
-        )
-        for stage, audited in counts[_AUDITED].items():
-            shares.add_metric([stage], counts[_DISAGREED].get(stage, 0.0) / audited)
-        yield shares
+        return generate_latest(registry)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _METRICS = "PROMETHEUS_MULTIPROC_DIR"
 _BACKLOG = 2048
+_SWITCH = 0.0005  # seconds that a thread may hold the interpreter (Python's 5 ms are a deadline's length)
 
 
 def serve(settings: Settings) -> None:
@@ -65,6 +66,7 @@ def build(settings: Settings) -> FastAPI:
     from budgetformer.serving.service import Engine
 
     app = make_app(Engine(settings), settings)
+    sys.setswitchinterval(_SWITCH)
     gc.collect()
     gc.freeze()  # or every full collection walks all that is imported, and every request waits for it
     return app

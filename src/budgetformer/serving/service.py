@@ -35,7 +35,7 @@ from budgetformer.serving.settings import Settings
 T = TypeVar("T")
 logger = logging.getLogger("budgetformer.serving")
 Text = tuple[str, str | None]
-_WRITING = 0.002  # seconds that are left for an answer to be written; the event loop's timers round up to whole ms
+_WRITING = 0.0025  # seconds that are left for an answer to be written; the event loop's timers round up to whole ms
 
 
 class Engine:
@@ -135,6 +135,7 @@ class Service:
         self.inside = 0  # texts that were taken in and not yet answered
         self._not_ready: str | None = "the self-test is running"
         self._pace, self._stages = Pace(), engine.config.stages
+        self._audits = {stage: np.zeros(2) for stage in self._stages.names}  # audited, and with another answer
         self._batcher = Batcher(
             self._encode, self._run, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000, late=self._late,
             expect=partial(self._pace.expect, int(self._stages.words)), clock=clock,
@@ -259,8 +260,11 @@ class Service:
     def _audit(self, row: TokenTable, stage: str, labels: list[str]) -> None:
         """Run a text that left early to the end, and see whether that gives another answer."""
         (answer,) = self.engine.answers(self.engine.score(row, Dial("exit", 0.0)))
+        other, tally = _labels(answer) != labels, self._audits[stage]
+        tally += np.array([1, other])
+        self.metrics.disagreed.labels(stage).inc(other)
+        self.metrics.disagreement.labels(stage).set(tally[1] / tally[0])
         self.metrics.audited.labels(stage).inc()
-        self.metrics.disagreed.labels(stage).inc(_labels(answer) != labels)
 
 
 def _labels(answer: dict[str, Any]) -> list[str]:
