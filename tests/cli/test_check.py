@@ -110,7 +110,7 @@ def test_lengths_are_exact_with_a_tokenizer(tmp_path: Path) -> None:
     path = write(tmp_path / "d.csv", 80)
     tokenizer = train_tokenizer(["word 0123456789"] * 3, vocab_size=60)
     tokenizer.save_pretrained(tmp_path / "tok")
-    train = check_data(DataSource(str(path)), tokenizer)["splits"]["train"]
+    train = check_data(DataSource(str(path)), tokenizer.backend_tokenizer)["splits"]["train"]
     exact = [len(tokenizer(f"{'word ' * (1 + i % 40)}{i}")["input_ids"]) for i in range(80)]
     assert train["lengths"] == histogram({n: exact.count(n) for n in set(exact)})
     assert train["cut"]["32"] == sum(n > 32 for n in exact) / 80 != sum(n >= 32 for n in exact) / 80

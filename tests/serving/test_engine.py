@@ -151,6 +151,10 @@ def test_an_export_is_served_but_not_explained(run: Path, tmp_path: Path) -> Non
             assert answer["predictions"][0]["label"] == Run.open(run).predict(TEXTS[:1]).labels[0]
             status, answer = await client.json("/explain", {"text": TEXTS[0]})
             assert (status, answer["error"]["code"]) == (422, "not_explained")
+            status, answer = await client.json("/predict", {"text": TEXTS[0], "budget": "full"})
+            assert (status, answer["error"]["code"]) == (422, "invalid_budget")
+            assert "give one of learned, max:X; X is from 0 to 1" in answer["error"]["hint"]
+            assert (await client.json("/predict", {"text": TEXTS[0], "budget": "max:0.25"}))[0] == 200
 
     asyncio.run(main())
 

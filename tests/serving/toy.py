@@ -32,6 +32,7 @@ class ToyEngine(Engine):
 
     def __init__(self, *, pairs: bool = False, fails: str = "") -> None:
         self.config = BudgetFormerConfig.preset("tiny").spec
+        self.check = lambda dial: dial
         self.points, self.budget, self.budgets = {}, Dial(), ["learned", "full", "fixed:X", "max:X"]
         self.info = Info(
             model="0" * 16, task="single_label_classification", labels=["bad", "good"], pairs=pairs, layers=2, heads=4,

@@ -20,7 +20,9 @@ _KEYS = (
 
 @app.command()
 def serve(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The directory of a run, or of an export.", show_default=False)
+    ],
     host: Annotated[str, typer.Option(help="The address to listen on; 0.0.0.0 opens it to others.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(help="The port; 0 takes a free one.", min=0, max=65535)] = 8000,
     budget: Annotated[str | None, typer.Option(help=BUDGET)] = None,

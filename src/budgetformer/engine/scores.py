@@ -51,6 +51,10 @@ class Engine(Protocol):
         """The outputs of one batch at a budget; `after` is told of every stage but the last, and says who leaves."""
         ...
 
+    def check(self, budget: Dial) -> Dial:
+        """The budget; UsageError where the model cannot be set to it."""
+        ...
+
     def words(self, table: TokenTable) -> Floats | None:
         """The logits of the stage of words for every piece; None where the model has none."""
         ...

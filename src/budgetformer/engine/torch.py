@@ -51,6 +51,11 @@ class TorchEngine:
                 stage_logits=None if out.stage_logits is None else out.stage_logits.cpu().numpy(),
             )
 
+    def check(self, budget: Dial) -> Dial:
+        """The budget; a share of the cost needs exits, and a rule for them."""
+        self.config.exit_limit(budget)
+        return budget
+
     def words(self, table: TokenTable) -> Floats | None:
         """The logits of the stage of words; None where the model has none."""
         stage = self.model.stages.words

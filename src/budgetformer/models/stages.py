@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from budgetformer.exits import AfterStage, ExitOptions, Exits, StageResult
+from budgetformer.exits import AfterStage, Exits, StageResult
 from budgetformer.models.config import BudgetFormerConfig
 from budgetformer.models.layers import Layers
 from budgetformer.models.sites import Budgets
@@ -126,7 +126,7 @@ class Stages(nn.Module):
     def __init__(self, config: BudgetFormerConfig) -> None:
         super().__init__()
         self.config = config
-        options = ExitOptions(layers=[], words=False) if config.exits is None else ExitOptions(**config.exits)
+        options = config.stages.options
         dropout = 0.1 if config.dropout is None else config.dropout
         self.words = WordsStage(1 << options.word_bits, config.labels) if options.words else None
         self.heads = nn.ModuleList(ExitHead(config.hidden_size, config.labels, dropout) for _ in options.layers or ())

@@ -184,9 +184,7 @@ class Run:
     def scorer(self, budget: str | Dial | None = None, long: str = "cut", threads: int | None = None) -> Scorer:
         """Texts -> scores at a budget."""
         dial, engine = self.budget(budget), self.engine(threads=threads)
-        if isinstance(engine, OnnxEngine):
-            engine.check(dial)
-        return Scorer(engine, self.tokenizer, self.max_length, budget=dial, long=long)
+        return Scorer(engine, self.tokenizer, self.max_length, budget=engine.check(dial), long=long)
 
     @cached_property
     def _scorer(self) -> Scorer:

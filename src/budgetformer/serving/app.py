@@ -53,6 +53,7 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
         title="budgetformer", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
         description="Text classification that computes only the attention heads each text needs.",
     )  # fmt: skip
+    app.state.pairs = engine.info.pairs
     app.add_middleware(Admission, service=service, key=os.environ.get(KEY))
     _errors(app, service)
     _looks(app, service)

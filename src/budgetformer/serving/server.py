@@ -46,14 +46,14 @@ def serve(settings: Settings) -> None:
     with _bind(settings) as listening, tempfile.TemporaryDirectory(prefix="budgetformer-metrics-") as folder:
         if settings.workers == 1:
             app = build(settings)
-            _announce(listening, settings)
+            _announce(listening, settings, app.state.pairs)
             config.app, config.factory = app, False
             for stop in (signal.SIGTERM, signal.SIGINT):  # uvicorn handles both, and then raises them once more
                 signal.signal(stop, signal.SIG_IGN)
             uvicorn.Server(config).run([listening])
             return
         os.environ[_METRICS] = folder
-        _announce(listening, settings)
+        _announce(listening, settings, read_record(settings.run)["pairs"])
         supervisor = Multiprocess(config, [listening])
         supervisor.run()
         if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
@@ -101,12 +101,12 @@ def _bind(settings: Settings) -> socket.socket:
     return listening
 
 
-def _announce(listening: socket.socket, settings: Settings) -> None:
+def _announce(listening: socket.socket, settings: Settings, pairs: bool) -> None:
     """Say where it listens, and how to ask it something."""
     listening.listen(_BACKLOG)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
     url = f"http://{host}:{listening.getsockname()[1]}"
-    second = {"text_pair": "a good one"} if read_record(settings.run)["pairs"] else {}
+    second = {"text_pair": "a good one"} if pairs else {}
     body = json.dumps({"text": "a fine film", **second})
     key = f' -H "X-API-Key: ${KEY}"' if os.environ.get(KEY) else ""
     print(f"serving {settings.run} at {url}", file=sys.stderr)

@@ -7,6 +7,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property, partial
 from itertools import compress
@@ -48,8 +49,10 @@ class Engine:
         self.points = run.points
         # The paper's ablations are not served: they do not give the same answer twice, or not for the heads that run.
         depth, mean = bool(config.exits), config.gate.ranks_layers
-        self.budgets = ["learned", "full", *["share:X", "exit:X"] * depth, "fixed:X", "max:X", *["mean:X"] * mean]
-        self.budgets += run.points
+        budgets = ["learned", "full", *["share:X", "exit:X"] * depth, "fixed:X", "max:X", *["mean:X"] * mean]
+        self.check, now = scorer.engine.check, scorer.budget
+        tried = {f"{now.mode}:X": f"{now.mode}:{now.value}"}  # of other modes X = 0.5
+        self.budgets = [b for b in (*budgets, *run.points) if self._takes(tried.get(b, b.replace(":X", ":0.5")))]
         self.budget, heads = self.dial(str(scorer.budget)), config.num_attention_heads
         shown = None if self.budget.mode == "fixed" else self.budget
         positions, start = slider(shown, heads, config.stages if config.exits else None)
@@ -70,7 +73,13 @@ class Engine:
         dial = named_dial(text, self.points)
         if dial.mode not in {budget.removesuffix(":X") for budget in self.budgets}:
             raise UsageError(f"budget {text!r} is not for this run's service: give one of {', '.join(self.budgets)}")
-        return dial
+        return self.check(dial)
+
+    def _takes(self, text: str) -> bool:
+        """Whether the model can be set to a budget; an export has few."""
+        with suppress(UsageError):
+            return bool(self.check(named_dial(text, self.points)))
+        return False
 
     def encode(self, texts: Sequence[Text]) -> TokenTable:
         """Tokenise texts that are all pairs or all not, with what their words say; long ones are truncated."""
