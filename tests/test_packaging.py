@@ -36,8 +36,10 @@ def test_the_wheel_holds_every_file_of_the_package(built: Path) -> None:
 
 def test_the_sdist_builds_and_tests_itself(built: Path) -> None:
     (sdist,) = built.glob("*.tar.gz")
-    names = {name.partition("/")[2] for name in tarfile.open(sdist).getnames()}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "LICENSE", "README.md", "constraints.txt", "CITATION.cff", "tests/conftest.py"} <= names
+    assert "requirements-runtime.txt" in names
     assert not {name for name in names if name.startswith((".venv", "runs/"))}
 
 

@@ -105,3 +105,23 @@ def test_a_run_without_an_export_says_what_is_missing(tmp_path: Path) -> None:
     assert done.returncode == 4
     remedy = "install budgetformer with its dependencies, or give an export\n"
     assert done.stderr.endswith(f"is run by torch, which is not installed: {remedy}")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab_size": "many"}, "export.json has model.vocab_size 'many' (Input should be a valid integer"),
+        ({"gate": {"kind": "all"}}, "export.json has no key 'model.gate.selects'"),
+        ({"label_names": ["a", "b", "c"]}, "in the record and ['a', 'b', 'c'] in export.json"),
+        ({"max_position_embeddings": 8}, "max_length is 24 in the record and 8 in export.json"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_manifest_of_another_model_is_refused(
+    export: Callable[..., Path], change: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = export() / "export.json"
+    record = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**record, "model": {**record["model"], **change}}), encoding="utf-8")
+    assert command("predict", file.parent, "--text", TEXTS[0]) == 4
+    assert message in capsys.readouterr().err
