@@ -115,14 +115,12 @@ def test_every_way_gives_the_same_answers(
         X = [list(text) for text in texts] if pairs else [text[0] for text in texts]
         rows = zip(estimator.predict(X), estimator.predict_proba(X), strict=True)
         same([Answer(str(a), dict(zip(map(str, estimator.classes_), p, strict=True))) for a, p in rows], expected)
-    if "base" not in run.record["recipe"] or run.record["recipe"]["base"] is None:
-        assert command("export", folder, "-o", tmp_path / "onnx") == 0
-        if run.config.exits:  # a graph runs all layers
-            expected = predicted(folder, texts, labels, tmp_path, "all layers", "--budget", "exit:0")
-            answers = run.predict([text[0] for text in texts], seconds, budget="exit:0")
-        same(predicted(tmp_path / "onnx", texts, labels, tmp_path, "onnx"), expected, 1e-4)
-        exported = budgetformer.load(tmp_path / "onnx").predict([text[0] for text in texts], seconds)
-        assert exported.labels == answers.labels or not labels
+    assert command("export", folder, "-o", tmp_path / "onnx") == 0
+    same(predicted(tmp_path / "onnx", texts, labels, tmp_path, "onnx"), expected, 1e-4)
+    same(asyncio.run(served(tmp_path / "onnx", texts, labels)), expected, 1e-4)
+    exported = budgetformer.load(tmp_path / "onnx").predict([text[0] for text in texts], seconds)
+    assert exported.exits == answers.exits
+    assert exported.labels == answers.labels or not labels
 
 
 async def served(folder: Path, texts: list[tuple[str, ...]], labels: list[str]) -> list[Answer]:

@@ -8,6 +8,7 @@ that was asked for, up to the first that fails (fixed-sequence testing, so no co
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -17,12 +18,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from budgetformer.cost.measure import take_turns
-from budgetformer.data.batches import collate
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import Engine, Scores, leave_early, score
-from budgetformer.errors import ModelError, UsageError
+from budgetformer.errors import BudgetFormerWarning, ModelError, UsageError
 from budgetformer.evaluate import cost_of, is_correct, paired_difference, summarize
 from budgetformer.exits import LIMITS, REGRESSION, same_answer
 from budgetformer.runs.files import read_json, write_json
@@ -34,9 +34,12 @@ _TIMED_TEXTS = 32  # one by one
 _SECONDS = 10.0  # for all positions together
 
 
+CALIBRATION = "calibration.json"
+
+
 def operating_points(folder: Path) -> dict[str, str]:
     """The names that `calibrate` gave to places on the run's dial; none where it was not calibrated."""
-    file = folder / "calibration.json"
+    file = folder / CALIBRATION
     if not file.exists():
         return {}
     saved = read_json(file, "calibrate the run again")
@@ -44,6 +47,18 @@ def operating_points(folder: Path) -> dict[str, str]:
         return {name: str(point["dial"]) for name, point in saved["points"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ModelError(f"{file} cannot be read ({error!r}): calibrate the run again") from None
+
+
+def check_guarantee(folder: Path, point: str, engine: str) -> None:
+    """Warn where a point is a guarantee that was made with another engine, or precision, than the one that answers."""
+    saved = read_json(folder / CALIBRATION, "calibrate the run again")
+    made_with = saved.get("engine", engine)
+    if "guarantee" in saved["points"][point] and made_with != engine:
+        warnings.warn(
+            f"the guarantee {point} was made with {made_with}, and {engine} answers here, whose labels may differ: "
+            f"make it again with budgetformer calibrate {folder} DATA",
+            BudgetFormerWarning, stacklevel=3,
+        )  # fmt: skip
 
 
 def named_dial(text: str | float | None, points: Mapping[str, str]) -> Dial:
@@ -310,7 +325,7 @@ def _stages(reference: Scores, config: ModelSpec, points: Mapping[str, Any]) -> 
 
 def write_calibration(folder: Path, result: dict[str, Any]) -> None:
     """Store the curve and the points in the run."""
-    write_json(folder / "calibration.json", result)
+    write_json(folder / CALIBRATION, result)
 
 
 def _check(
@@ -343,14 +358,12 @@ def _best_under(curve: list[dict[str, Any]], key: str, limit: float, asked: str)
 
 def _time(engine: Engine, table: TokenTable, dials: list[str]) -> dict[str, float]:
     """Milliseconds of one text alone at each position, in turns, on a sample of the texts."""
-    rows = sample_rows(len(table), _TIMED_TEXTS)
-    batches = [collate(table, rows[i : i + 1], engine.config.pad_token_id) for i in range(len(rows))]
+    texts = [table.select(rows) for rows in sample_rows(len(table), _TIMED_TEXTS)[:, None]]
 
     def run(dial: Dial) -> None:
-        with engine.session(dial):
-            for batch in batches:
-                engine.logits(batch, dial)
+        for text in texts:
+            score(engine, text, dial)
 
     calls = {dial: partial(run, Dial.parse(dial)) for dial in dials}
     times = take_turns(calls, seconds=_SECONDS, least=3, most=20)
-    return {dial: ms / len(batches) for dial, ms in times.items()}
+    return {dial: ms / len(texts) for dial, ms in times.items()}

@@ -9,6 +9,10 @@ class BudgetFormerError(Exception):
     exit_code = 1
 
 
+class BudgetFormerWarning(UserWarning):
+    """What a user should know, with the remedy, and may go on without."""
+
+
 class UsageError(BudgetFormerError, ValueError):
     """A wrong flag, config value or argument."""
 

@@ -18,17 +18,20 @@ from tests.export.test_network import make_model
 from tests.tables import make_table
 
 from budgetformer.data import load_tokenizer
+from budgetformer.data.batches import Batch
 from budgetformer.dial import Dial
 from budgetformer.engine.onnx import OnnxEngine
-from budgetformer.engine.scores import score
+from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.export import run as export_module
+from budgetformer.export.cut import all_nodes
 from budgetformer.export.network import build
 from budgetformer.export.verify import CheckRows, check_equal
 from budgetformer.runs.files import hash_files
 from budgetformer.runs.run import Run
 
+TEXT_FILES = {"tokenizer.json", "tokenizer_config.json"}
 TEXTS = ["a superb story of town", "the dull film of people with music and light", "lovely", "poor poor town"]
 
 
@@ -44,8 +47,13 @@ def exported(run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def inputs(folder: Path, texts: list[str]) -> dict[str, Any]:
-    return dict(load_tokenizer(folder, offline=True)(texts, padding=True, return_tensors="np"))
+def scores_of(folder: Path, texts: list[str], budget: str | None = None) -> Scores:
+    run = Run.open(folder)
+    return run.scorer(budget).score(texts)
+
+
+def batch_of(ids: Any, mask: Any) -> Batch:
+    return Batch(np.array(ids), np.array(mask, bool), None, None, np.arange(len(ids)))
 
 
 def onnx_engine(folder: Path) -> OnnxEngine:
@@ -55,15 +63,14 @@ def onnx_engine(folder: Path) -> OnnxEngine:
 
 
 def test_the_directory_is_all_that_it_takes(run: Path, exported: Path) -> None:
-    opened, graph = Run.open(exported), onnx_engine(exported)
+    opened = Run.open(exported)
     assert (opened.labels, opened.task, opened.max_length) == (["neg", "pos"], "single_label_classification", 32)
     model, tokenizer = Run.open(run).model, load_tokenizer(run, offline=True)
     want = model(**tokenizer(TEXTS, padding=True, return_tensors="pt")).logits.detach().numpy()
-    logits, heads = graph.run(**inputs(exported, TEXTS))
-    np.testing.assert_allclose(logits, want, atol=1e-5)
-    assert heads.shape == (4, model.config.num_hidden_layers)
-    _, fewer = graph.run(**inputs(exported, TEXTS), budget_max=0.25)
-    assert (fewer == 1).all()
+    scores = scores_of(exported, TEXTS)
+    np.testing.assert_allclose(scores.logits, want, atol=1e-5)
+    assert scores.heads.shape == (4, model.config.num_hidden_layers)
+    assert (scores_of(exported, TEXTS, "max:0.25").heads == 1).all()
 
 
 def test_the_record_says_what_was_checked(run: Path, exported: Path, reviews: Path) -> None:
@@ -73,9 +80,10 @@ def test_the_record_says_what_was_checked(run: Path, exported: Path, reviews: Pa
     assert checked["largest_difference"] < 1e-4
     assert (checked["rows"], checked["undecided_rows"], record["int8"]) == (20, 0, None)
     assert (record["format"], record["opset"], record["dial"], record["precision"]) == ("onnx", 20, "learned", "fp32")
-    assert set(record["sha256"]) == {"model.onnx", "tokenizer.json", "tokenizer_config.json"}
+    assert set(record["sha256"]) == {"layers-2.onnx", "training_rows.safetensors", *TEXT_FILES}
     assert record["environment"]["onnxruntime"]
-    assert {path.name for path in exported.iterdir()} >= {"model.onnx", "tokenizer.json", "export.json"}
+    assert record["graphs"] == [{"file": "layers-2.onnx", "depth": 2, "heads": None}]
+    assert record["files"] == sorted(path.name for path in exported.iterdir())
 
 
 def test_it_prints_what_it_did_and_may_replace_an_export(
@@ -97,17 +105,18 @@ def test_int8_reports_what_it_costs(run: Path, tmp_path: Path, capsys: pytest.Ca
     assert command("export", str(run), "-o", str(target), "--int8") == 0
     out = capsys.readouterr().out
     assert "labels changed" in out
-    assert "int8: accuracy " in out
+    assert "int8 (" in out
+    assert "accuracy " in out
     record = json.loads((target / "export.json").read_text())
-    assert record["int8"]["score_full_precision"] >= record["int8"]["score"] - 0.2
-    assert record["bytes"] == (target / "model.onnx").stat().st_size < record["int8"]["bytes_full_precision"]
-    made = export_module.nodes(onnx.load(target / "model.onnx").graph)
+    assert record["precision"] == "int8 dynamic"
+    assert record["int8"]["score_before"] >= record["int8"]["score"] - 0.2
+    assert record["bytes"] == (target / "layers-2.onnx").stat().st_size < record["int8"]["bytes_full_precision"]
+    made = all_nodes(onnx.load(target / "layers-2.onnx").graph)
     gates = {node.op_type for node in made if "/gate/" in node.name}
     assert "MatMul" in gates
-    assert "MatMulInteger" not in gates
-    assert sum(node.op_type == "MatMulInteger" for node in made) == 2 * (2 + 2 + 2 * 4) + 1
-    logits, _ = onnx_engine(target).run(**inputs(target, TEXTS))
-    assert np.isfinite(logits).all()
+    assert "DynamicQuantizeMatMul" not in gates
+    assert sum(node.op_type == "DynamicQuantizeMatMul" for node in made) == 2 * (2 + 2 + 2 * 4)
+    assert np.isfinite(scores_of(target, TEXTS).logits).all()
 
 
 def test_int8_that_the_processor_cannot_run_is_said_plainly(
@@ -115,7 +124,7 @@ def test_int8_that_the_processor_cannot_run_is_said_plainly(
 ) -> None:
     monkeypatch.setattr(export_module, "_PROBE", "import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     assert command("export", str(run), "-o", str(tmp_path / "out"), "--int8") == 4
-    assert "the int8 graph does not run on this machine (SIGILL): export without --int8" in capsys.readouterr().err
+    assert "the int8 graphs do not run on this machine (SIGILL): export without --int8" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 
@@ -228,12 +237,12 @@ def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
         Run.open(tmp_path)
     copy = tmp_path / "copy"
     shutil.copytree(exported, copy)
-    (copy / "model.onnx").write_bytes((exported / "model.onnx").read_bytes()[:1000])
-    with pytest.raises(ModelError, match=r"model\.onnx was damaged or changed after it was written"):
+    (copy / "layers-2.onnx").write_bytes((exported / "layers-2.onnx").read_bytes()[:1000])
+    with pytest.raises(ModelError, match=r"layers-2\.onnx was damaged or changed after it was written"):
         Run.open(copy)
     record = json.loads((copy / "export.json").read_text())
     (copy / "export.json").write_text(json.dumps({**record, "sha256": hash_files(copy)}))
-    with pytest.raises(ModelError, match=r"model\.onnx cannot be loaded by ONNX Runtime"):
+    with pytest.raises(ModelError, match=r"layers-2\.onnx cannot be loaded by ONNX Runtime"):
         Run.open(copy).engine()
     (copy / "export.json").write_text(json.dumps({key: value for key, value in record.items() if key != "labels"}))
     with pytest.raises(ModelError, match=r"export\.json has no key 'labels'"):
@@ -244,19 +253,18 @@ def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("ids", "mask", "options", "message"),
+    ("ids", "mask", "message"),
     [
-        ([1, 2], [1, 1], {}, "give \\(batch, tokens\\)"),
-        ([[1, 2]], [[1]], {}, "give \\(batch, tokens\\)"),
-        ([[1] * 129], [[1] * 129], {}, "129 tokens but the model 128 positions"),
-        ([[1, -1]], [[1, 1]], {}, "holds -1 to 1, but the vocabulary"),
-        ([[1, 2], [1, 2]], [[1, 1], [0, 0]], {}, "sample 1 has no real token"),
-        ([[1]], [[1]], {"budget_max": 1.5}, "budget_max=1.5"),
+        ([1, 2], [1, 1], "give \\(batch, tokens\\)"),
+        ([[1, 2]], [[1]], "give \\(batch, tokens\\)"),
+        ([[1] * 129], [[1] * 129], "129 tokens but the model 128 positions"),
+        ([[1, -1]], [[1, 1]], "holds -1 to 1, but the vocabulary"),
+        ([[1, 2], [1, 2]], [[1, 1], [0, 0]], "sample 1 has no real token"),
     ],
 )
-def test_wrong_input_is_refused(ids: Any, mask: Any, options: Any, message: str, exported: Path) -> None:
+def test_wrong_input_is_refused(ids: Any, mask: Any, message: str, exported: Path) -> None:
     with pytest.raises(UsageError, match=message):
-        onnx_engine(exported).run(np.array(ids), np.array(mask), **options)
+        onnx_engine(exported).logits(batch_of(ids, mask), Dial())
 
 
 def test_a_row_that_the_last_bit_decides_is_let_pass_but_not_many() -> None:

@@ -18,8 +18,8 @@ from tests.gates import sorted_options
 from budgetformer.dial import Dial
 from budgetformer.engine.onnx import session
 from budgetformer.errors import ModelError, UsageError
+from budgetformer.export.cut import all_nodes
 from budgetformer.export.network import build
-from budgetformer.export.run import nodes
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import LearnedHeads
 
@@ -79,7 +79,7 @@ def both(
     graph = graph or session(build(model, Dial.parse(dial)).SerializeToString(), 1)
     known = {node.name for node in graph.get_inputs()}
     feed = {name: value.numpy() for name, value in batch.items() if name in known}
-    return out.logits.numpy(), heads.numpy(), *graph.run(["logits", "heads"], {**feed, **more})
+    return out.logits.numpy(), heads.numpy(), *graph.run(None, {**feed, **more})
 
 
 @settings(max_examples=60)
@@ -166,10 +166,10 @@ def test_only_the_chosen_pairs_are_projected(dial: str, tmp_path: Path) -> None:
 def test_no_sum_can_be_lost_between_threads() -> None:
     """ONNX Runtime's ScatterND adds without locks: a sample must not occur twice in one of them."""
     made = build(make_model(), Dial())
-    scatters = [node for node in nodes(made.graph) if node.op_type == "ScatterND"]
+    scatters = [node for node in all_nodes(made.graph) if node.op_type == "ScatterND"]
     indices = {node.input[1] for node in scatters}
     assert len(scatters) == len(indices) == 2 * 4  # one for each head of each layer, each with its own samples
-    splits = {name for node in nodes(made.graph) if node.op_type == "Split" for name in node.output}
+    splits = {name for node in all_nodes(made.graph) if node.op_type == "Split" for name in node.output}
     assert indices <= splits
     graph = session(made.SerializeToString(), 4)
     model, batch = make_model(), make_batch(64, POSITIONS)

@@ -6,14 +6,18 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from budgetformer.dial import Dial
+from budgetformer.runs.run import Run
 from budgetformer.serving.service import Engine
 from budgetformer.serving.settings import Settings
 from tests.cli.test_train import command
 from tests.models.tiny import save_base
 from tests.training.toy import write_reviews
+
+TEXTS = ["a superb story of town", "the dull film of people with music", "lovely"]
 
 
 @pytest.fixture(scope="module", params=["whole", "delta"])
@@ -48,7 +52,9 @@ def test_it_is_served_with_its_own_dial(run: Path) -> None:
     engine = Engine(Settings(run, budget="mean:0.5"))
     engine.self_test()
     table = engine.encode([("a superb story of town", None)])
-    half, every = (next(engine.answers(table, dial))["heads"]["used"] for dial in (engine.budget, Dial("full")))
+    half, every = (
+        next(engine.answers(engine.score(table, dial)))["heads"]["used"] for dial in (engine.budget, Dial("full"))
+    )
     assert half < every == engine.possible
     explanation = engine.explainer.explain("a superb story of town", budget=engine.budget)
     assert sum(layer["k"] for layer in explanation["layers"]) == half
@@ -63,10 +69,11 @@ def test_it_is_explained_in_a_file(run: Path, tmp_path: Path) -> None:
     assert "<html" in page.read_text(encoding="utf-8")
 
 
-def test_it_cannot_be_exported_and_says_so(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command("export", str(run), "-o", str(tmp_path / "out")) == 2
-    assert "pretrained encoder" in " ".join(capsys.readouterr().err.split())
-    assert not (tmp_path / "out").exists()
+def test_it_is_exported(run: Path, tmp_path: Path) -> None:
+    assert command("export", str(run), "-o", str(tmp_path / "out"), "--budget", "mean:0.5") == 0
+    ours, theirs = Run.open(tmp_path / "out").predict(TEXTS), Run.open(run).predict(TEXTS, budget="mean:0.5")
+    assert ours.labels == theirs.labels
+    np.testing.assert_array_equal(ours.heads, theirs.heads)
 
 
 def test_its_points_are_used_by_name(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

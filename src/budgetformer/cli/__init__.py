@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
+import warnings
 from importlib.metadata import entry_points
+from typing import Any
 
 import typer
 
 from budgetformer import __version__
 from budgetformer.cli.process import INTERRUPTED, interruptible, set_environment
-from budgetformer.errors import BudgetFormerError
+from budgetformer.errors import BudgetFormerError, BudgetFormerWarning
 
 app = typer.Typer(
     name="budgetformer",
@@ -31,6 +33,13 @@ def _root(version: bool = typer.Option(False, "--version", help="Print the versi
 def main() -> None:
     """Run the command line; a user's error becomes one line on stderr and its own exit code."""
     set_environment()
+    default = warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *place: Any) -> None:
+        ours = issubclass(category, BudgetFormerWarning)
+        print(f"warning: {message}", file=sys.stderr) if ours else default(message, category, *place)
+
+    warnings.showwarning = show  # type: ignore[assignment]
     try:
         with interruptible():
             app()

@@ -26,7 +26,7 @@ def evaluate(
     from budgetformer.cli.show import print_evaluations, print_json
     from budgetformer.runs.run import Run
 
-    result = Run.open(run).evaluate(source, split=split, budgets=budget or ["learned"], limit=source.limit)
+    result = Run.open(run).evaluate(source, split=split, budgets=budget or [None], limit=source.limit)
     columns, notes = result.pop("columns"), result.pop("notes")
     print(columns, *(f"warning: {note}" for note in notes), sep="\n", file=sys.stderr)
     if as_json:

@@ -1,4 +1,4 @@
-"""budgetformer export: a finished run as an ONNX graph, or as a static torch model with its best heads."""
+"""budgetformer export: a finished run as ONNX graphs, or as a static torch model with its best heads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from budgetformer.cli import app
+from budgetformer.errors import UsageError
 
 
 @app.command()
@@ -19,48 +20,64 @@ def export(
     format_: Annotated[str, typer.Option("--format", help="onnx; torch: a --base run with its best heads.")] = "onnx",
     budget: Annotated[
         str | None,
-        typer.Option(help="onnx: learned, full, fixed:X or max:X; torch: the share of all heads that are kept (0.5)."),
+        typer.Option(help="onnx: what it answers with by default, as for predict; torch: the share of heads (0.5)."),
     ] = None,
-    int8: Annotated[bool, typer.Option("--int8", help="Quantise the linear layers' weights; gates stay.")] = False,
+    int8: Annotated[
+        bool, typer.Option("--int8", help="Linear layers in int8, with scales from held-out rows; what decides stays.")
+    ] = False,
+    dynamic: Annotated[
+        bool, typer.Option("--dynamic", help="With --int8: each batch has its own scales, so answers depend on it.")
+    ] = False,
     rows: Annotated[
         str | None, typer.Option(metavar="DATA", help="Rows to check on (default: what the run kept back).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Write RUN as an ONNX graph that skips heads, once it agrees with the model on real rows; or as a static model."""
+    """Write RUN as ONNX graphs, one for each stage, once they agree with it on real rows; or as a torch model."""
     from budgetformer.cli.show import print_json
     from budgetformer.runs.run import Run
 
     def log(line: str) -> None:
         print(line, file=sys.stderr, flush=True)
 
-    result = Run.open(run).export(output, format=format_, budget=budget, int8=int8, rows=rows, log=log)
+    if dynamic and not int8:
+        raise UsageError("--dynamic is for --int8: give both, or leave it out")
+    precision = "dynamic" if dynamic else int8
+    result = Run.open(run).export(output, format=format_, budget=budget, int8=precision, rows=rows, log=log)
     if as_json:
         print_json(result)
         return
-    (_print_graph if format_ == "onnx" else _print_frozen)(result, output)
+    (_print_graphs if format_ == "onnx" else _print_frozen)(result, output)
     if format_ == "torch" and result["heads_by_layer"] is None:
         print(f"next, in Python: transformers.pipeline('text-classification', {str(output)!r})")
     else:
         print(f"next: {shlex.join(['budgetformer', 'predict', str(output), 'new.csv', '-o', 'answers.csv'])}")
 
 
-def _print_graph(result: dict[str, Any], output: Path) -> None:
+def _print_graphs(result: dict[str, Any], output: Path) -> None:
     checked, int8 = result["verification"], result["int8"]
-    megabytes = result["bytes"] / 1e6
-    print(f"{output / 'model.onnx'}: opset {result['opset']}, {megabytes:.1f} MB, budget {result['dial']}")
+    files, megabytes = ", ".join(graph["file"] for graph in result["graphs"]), result["bytes"] / 1e6
+    print(f"{output}: {files}; {result['precision']}, opset {result['opset']}, {megabytes:.1f} MB, budget "
+          f"{result['dial']}")  # fmt: skip
     undecided = checked["undecided_rows"]
     print(
         f"checked on {checked['source']}: labels equal, logits within {checked['largest_difference']:.1e}, "
         f"k/H {checked['k_over_h']:.3f}"
         + (f"; {undecided} rows left out whose heads hang on the last bits of a number" if undecided else "")
     )
+    if checked["exits"]:
+        _print_changes(f"leaving early ({checked['exits']['flops_ratio']:.0%} of the cost)", checked["exits"])
     if int8:
-        print(f"int8: {int8['labels_changed']} labels changed, logits within {int8['largest_difference']:.1e}, "
-              f"{megabytes:.1f} MB of {int8['bytes_full_precision'] / 1e6:.1f}")  # fmt: skip
-        if "metric" in int8:
-            print(f"int8: {int8['metric']} {int8['score']:.4f}, in full precision {int8['score_full_precision']:.4f} "
-                  f"({int8['score'] - int8['score_full_precision']:+.4f})")  # fmt: skip
+        _print_changes(f"int8 ({megabytes:.1f} MB of {int8['bytes_full_precision'] / 1e6:.1f})", int8)
+
+
+def _print_changes(what: str, changes: dict[str, Any]) -> None:
+    print(f"{what}: {changes['labels_changed']} of {changes['rows']} labels changed, logits within "
+          f"{changes['largest_difference']:.1e}")  # fmt: skip
+    if "metric" in changes:
+        difference = changes["score"] - changes["score_before"]
+        print(f"{what}: {changes['metric']} {changes['score']:.4f}, without {changes['score_before']:.4f} "
+              f"({difference:+.4f})")  # fmt: skip
 
 
 def _print_frozen(result: dict[str, Any], output: Path) -> None:

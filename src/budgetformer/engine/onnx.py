@@ -1,14 +1,16 @@
-"""ONNX Runtime as an engine, for the directories that `budgetformer export` writes.
+"""ONNX Runtime as an engine, for the directories that `budgetformer export` writes: one graph for each stage.
 
-Shapes: B samples, N tokens, C outputs, L layers.
+Between two graphs rows that leave are taken out, and the others go on together; the rule is `exits.Exits`, outside the
+graphs. Shapes: B samples, N tokens, D model width, C outputs, L layers, S stages.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,25 +19,32 @@ from budgetformer.data.batches import Batch
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import Outputs
-from budgetformer.errors import MissingExtraError, ModelError, UsageError
-from budgetformer.exits import AfterStage
+from budgetformer.errors import BudgetFormerWarning, MissingExtraError, ModelError, UsageError
+from budgetformer.exits import AfterStage, StageResult
 from budgetformer.runs.files import named_read_errors
+from budgetformer.runs.provenance import saturates
 from budgetformer.spec import ModelSpec
 from budgetformer.words import Words
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
+LEAST_RUNTIME = "1.22"  # of ONNX Runtime: it has all that the graphs use
+WORDS = "words.safetensors"
 _WORDS = ("idf", "weights", "bias")
-Ints = NDArray[np.int64]
+Floats = NDArray[np.float32]
 
 
 def runtime() -> Any:
-    """The package onnxruntime."""
+    """The package onnxruntime; an older one than exports need is refused."""
     try:
         import onnxruntime
     except ImportError:
         raise MissingExtraError("onnx", "onnxruntime") from None
+    has, least = ([int(part) for part in v.split(".")[:2]] for v in (onnxruntime.__version__, LEAST_RUNTIME))
+    if has < least:
+        raise ModelError(f"onnxruntime {onnxruntime.__version__} is too old, exports need {LEAST_RUNTIME}: "
+                         "pip install -U 'budgetformer[onnx]'")  # fmt: skip
     return onnxruntime
 
 
@@ -45,6 +54,8 @@ def session(model: bytes | Path, threads: int | None = None) -> InferenceSession
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 4  # errors come back as exceptions
+    # A graph's threads would go on spinning while those of the next stage's graph need the cores.
+    options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         source = model if isinstance(model, bytes) else str(model)
         return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
@@ -54,70 +65,145 @@ def session(model: bytes | Path, threads: int | None = None) -> InferenceSession
         raise ModelError(f"{name} cannot be loaded by ONNX Runtime ({reason}): export it again") from None
 
 
+def run_graph(graph: InferenceSession, feed: Mapping[str, Any]) -> dict[str, Any]:
+    """A graph's outputs by name; what it does not take is left out of `feed`."""
+    inputs = {node.name for node in (*graph.get_inputs(), *graph.get_overridable_initializers())}
+    values = {n: np.asarray(v, np.int64) if v.dtype == bool else v for n, v in feed.items() if n in inputs}
+    return dict(zip([output.name for output in graph.get_outputs()], graph.run(None, values), strict=True))
+
+
 def save_words(folder: Path, words: Words) -> None:
-    """Write the linear model beside the graph."""
+    """Write the linear model beside the graphs."""
     from safetensors.numpy import save_file
 
-    save_file({name: np.ascontiguousarray(getattr(words, name)) for name in _WORDS}, folder / "words.safetensors")
+    save_file({name: np.ascontiguousarray(getattr(words, name)) for name in _WORDS}, folder / WORDS)
 
 
 def read_words(folder: Path) -> Words:
-    """The linear model beside a graph."""
+    """The linear model beside the graphs."""
     from safetensors.numpy import load_file
 
-    with named_read_errors(folder / "words.safetensors", "export the run again"):
-        saved = load_file(folder / "words.safetensors")
+    with named_read_errors(folder / WORDS, "export the run again"):
+        saved = load_file(folder / WORDS)
         return Words(*(saved[name] for name in _WORDS))
 
 
-class OnnxEngine:
-    """An exported graph. The budget is what was exported, or max:X where that was learned or max."""
+class StageGraph(NamedTuple):
+    """The layers of a stage; `heads` says how many run in each of them, where a text changes nothing."""
 
-    details, name = False, "onnx"
+    graph: InferenceSession
+    depth: int  # behind which layer it ends
+    heads: Sequence[int] | None
+
+
+class OnnxEngine:
+    """An export. Any budget of depth will do; heads are those of the budget `exported`, or max:X where they vary."""
+
+    details = False
     batch_tokens = 4096  # padded tokens: about what a CPU's caches hold
 
     def __init__(
         self,
-        graph: InferenceSession,
+        graphs: Sequence[StageGraph],
         config: ModelSpec,
         folder: Path,
         exported: Dial,
         words: Words | None = None,
+        precision: str = "fp32",
     ) -> None:
-        self.graph, self.config, self.folder, self.exported, self._words = graph, config, folder, exported, words
-        self.version = f"onnxruntime {runtime().__version__}"
-        self._inputs = {node.name for node in (*graph.get_inputs(), *graph.get_overridable_initializers())}
+        self.graphs, self.config, self.folder, self.exported, self._words = graphs, config, folder, exported, words
+        self.name, self.version = f"onnx {precision}", f"onnxruntime {runtime().__version__}"
 
     @classmethod
-    def load(cls, folder: Path, config: ModelSpec, exported: Dial, threads: int | None = None) -> OnnxEngine:
-        """The engine of a directory that `budgetformer export` wrote, with its config and budget."""
-        file = folder / "model.onnx"
-        graph = session(file, threads)
-        outputs = {output.name: output.shape[-1:] for output in graph.get_outputs()}
-        if outputs != {"logits": [config.labels], "heads": [config.num_hidden_layers]}:
-            raise ModelError(f"{file} has the outputs {outputs!r:.80}, and export.json speaks of another model: "
-                             "export it again")  # fmt: skip
-        return cls(graph, config, folder, exported, read_words(folder) if config.stages.words else None)
+    def load(cls, folder: Path, config: ModelSpec, record: Mapping[str, Any], threads: int | None = None) -> OnnxEngine:
+        """The engine of a directory that `budgetformer export` wrote, by what it says of its model and itself."""
+        depths, files = [depth for depth in config.stages.depths if depth], record["graphs"]
+        if [file["depth"] for file in files] != depths:
+            raise ModelError(f"{folder / 'export.json'} has graphs up to the layers {[f['depth'] for f in files]}, and "
+                             f"its model has stages up to {depths}: export it again")  # fmt: skip
+        graphs = []
+        for file in files:
+            graph = session(folder / file["file"], threads)
+            outputs = {output.name: output.shape[-1] for output in graph.get_outputs()}
+            if outputs.get(f"logits_{file['depth']}") != config.labels:
+                raise ModelError(f"{folder / file['file']} has the outputs {outputs!r:.80}, and export.json speaks of "
+                                 "another model: export it again")  # fmt: skip
+            graphs.append(StageGraph(graph, file["depth"], file["heads"]))
+        words = read_words(folder) if config.stages.words else None
+        if (record.get("int8") or {}).get("bits") == 8 and saturates():
+            warnings.warn(f"{folder} was exported in int8 where products of 8 bits do not overflow, and here they do: "
+                          "export it on this machine", BudgetFormerWarning, stacklevel=2)  # fmt: skip
+        return cls(graphs, config, folder, Dial.parse(record["dial"]), words, record["precision"])
 
     def check(self, budget: Dial) -> Dial:
-        """Refuse a budget that the graph cannot be set to."""
-        adjustable = self.exported.mode in ("learned", "max", "exit")
-        if budget != self.exported and not (adjustable and budget.mode == "max"):
-            remedy = f"leave --budget out{', give max:X' if adjustable else ''}"
-            raise UsageError(f"{self.folder} was exported with the budget {self.exported}, not {budget}: {remedy}, or "
-                             "export it again")  # fmt: skip
+        """Refuse a budget that the graphs cannot be set to."""
+        adjustable = self.graphs[0].heads is None and self.exported.heads.mode in ("learned", "max")
+        same = budget.heads == self.exported.heads or not self.config.gate.can_dial
+        if not same and not (adjustable and budget.mode == "max" and self._may_limit):
+            other = ", give max:X" if adjustable and self._may_limit else ""
+            raise UsageError(f"{self.folder} was exported with the budget {self.exported}, not {budget}: leave --budget"
+                             f" out{other}, or export it again")  # fmt: skip
         return budget
 
-    def logits(self, batch: Batch, budget: Dial, after: AfterStage | None = None) -> Outputs:
-        """Logits and executed heads of one batch; the graph runs all layers at once, so `after` has nothing to see."""
-        limit = None if self.check(budget) == self.exported else budget.value
-        inputs = batch.input_ids, batch.attention_mask, batch.token_type_ids
-        logits, heads = self.run(*inputs, batch.words_logits, budget_max=limit)
-        last = np.full(len(logits), len(self.config.stages.depths) - 1) if self.config.exits else None
-        return Outputs(logits, heads.astype(np.int16), exits=last)
+    @property
+    def _may_limit(self) -> bool:
+        """Whether the graphs take budget_max."""
+        return any(node.name == "budget_max" for node in self.graphs[0].graph.get_overridable_initializers())
 
-    def words(self, table: TokenTable) -> NDArray[np.float32] | None:
-        """The logits of the stage of words, which the graph takes as an input; None where there is none."""
+    def logits(self, batch: Batch, budget: Dial, after: AfterStage | None = None) -> Outputs:
+        """Answers where each sample left, and executed heads; predicted budgets are not among the graphs' outputs."""
+        config, limit = self.config, self.config.exit_limit(self.check(budget))
+        _check(batch, config, self.folder)
+        B, stages, first = len(batch.input_ids), config.stages, 0
+        logits = np.zeros((B, len(stages.depths), config.labels), np.float32)
+        heads, exits = np.zeros((B, config.num_hidden_layers), np.int16), np.zeros(B, np.int64)
+        rows, feed = np.arange(B), self._feed(batch, budget)
+        if stages.words:
+            assert batch.words_logits is not None
+            logits[:, 0] = batch.words_logits
+
+        def leave(stage: int) -> None:
+            """Take rows out that leave behind a stage, and columns that are padding for all others."""
+            nonlocal rows, feed
+            answers = logits[rows, stage]
+            leaves = stages.leaves(stage, answers, limit)
+            if after is not None:
+                leaves = after(StageResult(stage, rows, answers, heads[rows, :first], leaves))
+            if leaves.any():
+                stay = np.flatnonzero(~leaves)
+                columns = int(feed["attention_mask"][stay].any(axis=0).sum())  # padding is at the end
+                rows, feed = rows[stay], {n: v[stay, :columns] if v.ndim else v for n, v in feed.items()}
+
+        if stages.words:
+            leave(0)
+        for stage, (graph, depth, known) in enumerate(self.graphs, int(stages.words)):
+            if not len(rows):
+                break
+            with named_read_errors(self.folder, "export it again"):
+                outputs = run_graph(graph, feed)
+            before = logits[rows, stage - 1] if stage else 0
+            logits[rows, stage] = before + outputs[f"logits_{depth}"]
+            heads[rows, first:depth] = known or outputs[f"heads_{depth}"]
+            exits[rows], first = stage, depth
+            if depth < config.num_hidden_layers:
+                hidden = {name: value for name, value in outputs.items() if name.startswith("hidden")}
+                feed = hidden | {name: feed[name] for name in ("attention_mask", "budget_max") if name in feed}
+                leave(stage)
+        everything = config.exits and not limit and after is None and len(stages.depths) > 1
+        return Outputs(
+            logits[np.arange(B), exits] / stages.temperatures[exits, None], heads,
+            exits=exits if config.exits else None, stage_logits=logits if everything else None,
+        )  # fmt: skip
+
+    def _feed(self, batch: Batch, budget: Dial) -> dict[str, Any]:
+        types = np.zeros_like(batch.input_ids) if batch.token_type_ids is None else batch.token_type_ids
+        feed = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "token_type_ids": types}
+        if budget.mode == "max" and budget.heads != self.exported.heads:
+            feed["budget_max"] = np.array(budget.value, np.float64)
+        return feed
+
+    def words(self, table: TokenTable) -> Floats | None:
+        """The logits of the stage of words; None where there is none."""
         return None if self._words is None else self._words.logits(table)
 
     @contextmanager
@@ -125,47 +211,21 @@ class OnnxEngine:
         """Nothing has to be prepared."""
         yield
 
-    def run(
-        self,
-        input_ids: Ints,
-        attention_mask: NDArray[Any],
-        token_type_ids: Ints | None = None,
-        words_logits: NDArray[np.float32] | None = None,
-        *,
-        budget_max: float | None = None,
-    ) -> tuple[NDArray[np.float32], Ints]:
-        """Logits (B, C), and the number of heads that ran in each layer (B, L).
 
-        `budget_max` turns the dial at run time as max:X does; None leaves what was exported. A model that knows no
-        pairs ignores `token_type_ids`, one without gates `budget_max`.
-        """
-        self._check(input_ids, attention_mask)
-        types = np.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        feed: dict[str, Any] = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": types}
-        feed = {name: np.asarray(value, np.int64) for name, value in feed.items()}
-        if words_logits is not None:
-            feed["words_logits"] = words_logits
-        if budget_max is not None:
-            if not 0 <= budget_max <= 1:
-                raise UsageError(f"budget_max={budget_max}: it is a fraction of the heads, give a number in [0, 1]")
-            feed["budget_max"] = np.array(budget_max, np.float64)
-        with named_read_errors(self.folder / "model.onnx", "export it again"):
-            logits, heads = self.graph.run(["logits", "heads"], {n: v for n, v in feed.items() if n in self._inputs})
-        return logits, heads
-
-    def _check(self, ids: Ints, mask: NDArray[Any]) -> None:
-        if ids.ndim != 2 or not ids.size or ids.shape != mask.shape:
-            raise UsageError(
-                f"input_ids has shape {ids.shape} and attention_mask {mask.shape}: give (batch, tokens), both the same "
-                "and at least 1"
-            )
-        if ids.shape[1] > (positions := self.config.max_position_embeddings):
-            raise UsageError(f"the input has {ids.shape[1]} tokens but the model {positions} positions: cut it")
-        if ids.min() < 0 or ids.max() >= self.config.vocab_size:
-            raise UsageError(
-                f"input_ids holds {ids.min()} to {ids.max()}, but the vocabulary has {self.config.vocab_size} pieces: "
-                f"use the tokenizer in {self.folder}"
-            )
-        if not mask.any(axis=1).all():
-            row = int(mask.any(axis=1).argmin())
-            raise UsageError(f"attention_mask: sample {row} has no real token; give every text at least one")
+def _check(batch: Batch, config: ModelSpec, folder: Path) -> None:
+    ids, mask = batch.input_ids, batch.attention_mask
+    if ids.ndim != 2 or not ids.size or ids.shape != mask.shape:
+        raise UsageError(
+            f"input_ids has shape {ids.shape} and attention_mask {mask.shape}: give (batch, tokens), both the same "
+            "and at least 1"
+        )
+    if ids.shape[1] > (positions := config.max_position_embeddings):
+        raise UsageError(f"the input has {ids.shape[1]} tokens but the model {positions} positions: cut it")
+    if ids.min() < 0 or ids.max() >= config.vocab_size:
+        raise UsageError(
+            f"input_ids holds {ids.min()} to {ids.max()}, but the vocabulary has {config.vocab_size} pieces: "
+            f"use the tokenizer in {folder}"
+        )
+    if not mask.any(axis=1).all():
+        row = int(mask.any(axis=1).argmin())
+        raise UsageError(f"attention_mask: sample {row} has no real token; give every text at least one")

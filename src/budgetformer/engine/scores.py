@@ -194,7 +194,7 @@ def score(
         shapes |= dict.fromkeys(("budget", "entropy"), ((layers,), np.float32))
     if config.exits:
         shapes["exits"] = ((), np.int64)
-        if engine.details and not limit and after is None and len(stages.depths) > 1:
+        if not limit and after is None and len(stages.depths) > 1:
             shapes["stage_logits"] = ((len(stages.depths), outputs), np.float32)
     results: dict[str, Any] = dict.fromkeys(Outputs._fields)
     results |= {name: np.zeros((size, *shape), kind) for name, (shape, kind) in shapes.items()}

@@ -111,10 +111,11 @@ class Graph:
         self.inputs.append(helper.make_tensor_value_info(name, kind, shape))
         return name if default is None else self.constant(default, name)
 
-    def output(self, name: str, value: str, kind: int, shape: Sequence[str | int]) -> None:
-        """Give a value out under a name of its own."""
+    def output(self, name: str, value: str, kind: int, shape: Sequence[str | int]) -> str:
+        """Give a value out under a name of its own, under which later nodes may read it."""
         self._nodes.append(helper.make_node("Identity", [value], [name], name))
         self.outputs.append(helper.make_tensor_value_info(name, kind, shape))
+        return name
 
     def finish(self) -> ModelProto:
         """The whole as an ONNX model."""

@@ -25,7 +25,7 @@ from budgetformer.nn.encoder import Block, Embedding
 if TYPE_CHECKING:
     from onnx import ModelProto
 
-GATE, EXIT = "gate/", "exit."  # in the names of the nodes that decide: they stay in full precision
+GATE, EXIT = "gate", "exit"  # in the names of the nodes that decide: they stay in full precision
 # From where on all heads at once are quicker than the chosen ones one by one, as a share of all pairs: (3, 4) is 3/4.
 _DENSE_ABOVE = (3, 4)
 
@@ -52,10 +52,10 @@ class Gates(NamedTuple):
 
 
 def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate: bool = False) -> ModelProto:
-    """The graph: input_ids, attention_mask (and token_type_ids, words_logits, budget_max) -> logits, heads by layer.
+    """The graph: input_ids, attention_mask (and token_type_ids, budget_max) -> hidden states, logits, heads by depth.
 
-    Every text runs through all layers; the heads of exits correct the answer on the way, as they do in the model.
-    `separate` gives each head's weights a tensor of their own, which a quantiser needs.
+    Logits are what a stage adds to those of the stages before. `separate` gives each head's weights a tensor of their
+    own, which a quantiser needs.
     """
     config, dial = model.config, dial.heads
     check(config, dial)
@@ -67,29 +67,25 @@ def build(model: BudgetFormerForSequenceClassification, dial: Dial, *, separate:
     most = None
     if config.gate.selects:
         most = _most_heads(g, config.num_attention_heads, config.part(Selection).min_heads, dial)
-    answer = g.input("words_logits", FLOAT, ["batch", config.labels]) if config.stages.words else None
-    exits = iter(model.stages.heads)
+    exits = dict(zip([depth for depth in config.stages.depths[:-1] if depth], model.stages.heads, strict=True))
     with g.part("embedding"):
         x = _embedding(g, ids, types, model.base.encoder.embedding)
-    heads = []
-    for number, block in enumerate(model.base.encoder.blocks):
-        with g.part(f"layer.{number}"):
+    heads: list[str] = []
+    for depth, block in enumerate(model.base.encoder.blocks, 1):
+        with g.part(f"layer.{depth - 1}"):
             x, count = _block(g, x, padding, block, config.training_progress, dial, most)
             heads.append(count)
-        if number + 1 in config.stages.depths[:-1]:
-            with g.part(f"{EXIT}{number}"):
-                correction = _exit(g, x, mask, padding, next(exits))
-                answer = correction if answer is None else g("Add", answer, correction)
-    with g.part("classifier"):
-        if config.pooling == "mean":
-            pooled = _pooled(g, x, padding)
-        else:
-            pooled = _first_token(g, x, mask)
-        logits = _linear(g, pooled, model.base.classifier)
-        logits = logits if answer is None else g("Add", answer, logits)
-        logits = g("Div", logits, g.constant(config.stages.temperatures[-1]))
-    g.output("logits", logits, FLOAT, ["batch", config.labels])
-    g.output("heads", g("Concat", *heads, axis=1), INT64, ["batch", config.num_hidden_layers])
+        if depth in exits or depth == config.num_hidden_layers:
+            with g.part(EXIT):
+                if depth in exits:
+                    x = g.output(f"hidden_{depth}", x, FLOAT, ["batch", "length", config.hidden_size])
+                    logits = _exit(g, x, mask, padding, exits[depth])
+                else:
+                    pooled = _pooled(g, x, padding) if config.pooling == "mean" else _first_token(g, x, mask)
+                    logits = _linear(g, pooled, model.base.classifier)
+            g.output(f"logits_{depth}", logits, FLOAT, ["batch", config.labels])
+            g.output(f"heads_{depth}", g("Concat", *heads, axis=1), INT64, ["batch", len(heads)])
+            heads = []
     return g.finish()
 
 
@@ -159,7 +155,7 @@ def _block(
     allocator, gates = block.attention.allocator, None
     if isinstance(allocator, GatedHeads):
         assert most is not None
-        with g.part(GATE.rstrip("/")):
+        with g.part(GATE):
             gates = _gates(g, x, padding, allocator, progress, dial, most)
     with g.part("attention"):
         y = attention(g, x, padding, gates, block.attention)

@@ -1,29 +1,39 @@
-"""From a finished run to a directory with a checked ONNX graph, its tokenizer and its labels."""
+"""From a finished run to a directory with checked ONNX graphs, one for each stage, its tokenizer and its labels."""
 
 from __future__ import annotations
 
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from budgetformer.data.batches import collate, eval_plan
 from budgetformer.dial import Dial
-from budgetformer.engine.onnx import OnnxEngine, runtime, save_words, session
-from budgetformer.engine.scores import Scores, score
+from budgetformer.engine.onnx import OnnxEngine, StageGraph, runtime, save_words, session
+from budgetformer.engine.scores import Scores, leave_early, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.export.builder import OPSET
-from budgetformer.export.network import EXIT, GATE, build, check
-from budgetformer.export.verify import CheckRows, check_equal, loss_of_quality
+from budgetformer.export.cut import cut_stages
+from budgetformer.export.network import build, check
+from budgetformer.export.quantize import fit_scales, quantize
+from budgetformer.export.traced import heads_by_layer, same_heads, trace
+from budgetformer.export.verify import CheckRows, changes, check_equal
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import hash_files, named_read_errors, read_json, write_directory, write_json
-from budgetformer.runs.provenance import environment
+from budgetformer.runs.provenance import environment, saturates
 
 if TYPE_CHECKING:
-    from onnx import GraphProto, ModelProto, NodeProto
+    from onnx import ModelProto
+
+INT8 = ("static", "dynamic")
+_SCALED = 8  # every so many rows set the scales of static int8; the others show what it changes
 
 
 def export_model(
@@ -33,40 +43,58 @@ def export_model(
     target: Path,
     *,
     dial: Dial,
-    int8: bool,
+    int8: str | None,
     rows: CheckRows,
+    beside: Sequence[Path] = (),
 ) -> dict[str, Any]:
-    """Write `target`, whole or not at all, once its graph agrees with the model on `rows`; what export.json says.
+    """Write `target`, whole or not at all, once its graphs agree with the model on `rows`; what export.json says.
 
     `tokenizer` is its files by name, `record` what the run says of itself: format, name, labels, columns and weights.
+    The files `beside` go along.
     """
-    spec = model.config.spec
-    theirs = score(TorchEngine(model), rows.table, dial)
-    result: dict[str, Any] = {}
+    config, graphs = model.config.spec, stage_graphs(model, dial)
+    depth = config.exits is not None and dial.mode in ("learned", "share", "exit")
+    full, limit = Dial("exit", 0.0) if depth else dial, config.exit_limit(dial)
     words = None if model.stages.words is None else model.stages.words.model
+    heads = heads_by_layer(model, dial) if same_heads(model, dial) else None
+    depths = [depth for depth in config.stages.depths if depth]
+    by_stage = [heads and heads[first:last] for first, last in zip([0, *depths], depths, strict=False)]
+    result: dict[str, Any] = {}
 
-    def scored(graph: bytes | Path) -> Scores:
-        return score(OnnxEngine(session(graph), spec, target, dial, words), rows.table, dial)
+    def scored(sources: Sequence[bytes]) -> Scores:
+        loaded = [StageGraph(session(s), depth, h) for s, depth, h in zip(sources, depths, by_stage, strict=True)]
+        return score(OnnxEngine(loaded, config, target, dial, words), rows.table, full)
 
     def fill(staged: Path) -> None:
-        graph = build(model, dial).SerializeToString()
-        verification = check_equal(model, dial, rows, theirs, scored(graph))
-        file = staged / "model.onnx"
-        file.write_bytes(graph)
-        quantized = None
+        sources = [graph.SerializeToString() for graph in graphs]
+        ours = scored(sources)
+        verification = check_equal(model, full, rows, score(TorchEngine(model), rows.table, full), ours)
+        early = leave_early(ours, config.stages, limit) if limit else None
+        verification["exits"] = None if early is None else changes(rows, ours, early, config)
+        files, quantized = [staged / f"layers-{depth}.onnx" for depth in depths], None
         if int8:
-            quantize(build(model, dial, separate=True), file)
-            probe(file)
-            quantized = {**loss_of_quality(rows, theirs, scored(file), spec), "bytes_full_precision": len(graph)}
+            bits, bytes_before = 7 if saturates() else 8, sum(map(len, sources))
+            sources = _quantized(model, dial, graphs, int8, rows, bits)
+            for file, source in zip(files, sources, strict=True):
+                file.write_bytes(source)
+            probe(files)
+            changed = changes(rows, ours, scored(sources), config, without=_SCALED if int8 == "static" else None)
+            quantized = {"scales": int8, "bits": bits, **changed, "bytes_full_precision": bytes_before}
+        for file, source in zip(files, sources, strict=True):
+            file.write_bytes(source)
         for name, content in tokenizer.items():
             (staged / name).write_bytes(content)
         if words is not None:
             save_words(staged, words)
+        for file in beside:
+            shutil.copy(file, staged)
         result.update({
-            "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": "int8" if int8 else "fp32",
-            **record, "task": spec.task, "model": asdict(spec),
-            "heads": spec.num_attention_heads, "layers": spec.num_hidden_layers,
-            "bytes": file.stat().st_size,
+            "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": f"int8 {int8}" if int8 else "fp32",
+            **record, "task": config.task, "model": asdict(config),
+            "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
+            "graphs": [{"file": file.name, "depth": depth, "heads": part}
+                       for file, depth, part in zip(files, depths, by_stage, strict=True)],
+            "bytes": sum(file.stat().st_size for file in files),
             "sha256": hash_files(staged),
             "files": sorted({"export.json", *(path.name for path in staged.iterdir())}),
             "verification": verification, "int8": quantized, "environment": environment("onnx", "onnxruntime"),
@@ -75,6 +103,32 @@ def export_model(
 
     write_directory(target, fill, "Give another directory with -o")
     return result
+
+
+def stage_graphs(
+    model: BudgetFormerForSequenceClassification, dial: Dial, *, separate: bool = False
+) -> list[ModelProto]:
+    """A graph for each stage of layers: traced, or where heads depend on the text, of our own encoder, hand-written."""
+    depths = [depth for depth in model.config.stages.depths if depth]
+    if _skips_heads(model, dial):
+        return cut_stages(build(model, dial, separate=separate), depths)
+    return cut_stages(trace(model, dial), depths)
+
+
+def _skips_heads(model: BudgetFormerForSequenceClassification, dial: Dial) -> bool:
+    return model.config.base is None and not same_heads(model, dial)
+
+
+def choose_scales(model: BudgetFormerForSequenceClassification, dial: Dial, int8: bool | str) -> str | None:
+    """static or dynamic, where int8 is asked for: static unless the graph chooses heads."""
+    if int8 not in (True, False, *INT8):
+        raise UsageError(f"--int8 {int8!r}: give static or dynamic")
+    if int8 == "static" and _skips_heads(model, dial):
+        raise UsageError(
+            "--int8 static: which heads run depends on the text here, so that what they read has no fixed scale: give "
+            "--int8 --dynamic"
+        )
+    return ("dynamic" if _skips_heads(model, dial) else "static") if int8 is True else int8 or None
 
 
 def check_target(model: BudgetFormerForSequenceClassification, target: Path, dial: Dial) -> None:
@@ -90,55 +144,56 @@ def check_target(model: BudgetFormerForSequenceClassification, target: Path, dia
             others = sorted({path.name for path in target.iterdir()} - {"calibration.json", *record["files"]})
         if others:
             raise UsageError(f"{target} holds {others[0]!r} too, which no export wrote: give another directory with -o")
-    if model.config.base is not None:
-        raise UsageError(
-            "this run is a pretrained encoder with head budgets, whose graph is not ours to write: run it with torch, "
-            "or export a run that was trained without --base"
-        )
-    if model.config.spec.exit_limit(dial):
-        raise UsageError(
-            f"budget {dial}: texts leave early with torch only, an exported graph runs all layers: leave --budget out"
-        )
+    model.config.spec.exit_limit(dial)
     check(model.config, dial)
 
 
-def quantize(graph: ModelProto, path: Path) -> None:
-    """Write the graph with the weights of its linear layers in int8 and its gates as they are."""
-    from onnxruntime.quantization import QuantType, quantize_dynamic
-    from onnxruntime.quantization.quant_utils import add_pre_process_metadata
-
-    add_pre_process_metadata(graph)  # there is nothing to tidy up, and no need to warn of it
-    quantize_dynamic(
-        graph, path, op_types_to_quantize=["MatMul"], per_channel=True, weight_type=QuantType.QInt8,
-        nodes_to_exclude=[node.name for node in nodes(graph.graph) if any(f"/{n}" in node.name for n in (GATE, EXIT))],
-        extra_options={"EnableSubgraph": True, "MatMulConstBOnly": True},
-    )  # fmt: skip
-
-
-def nodes(graph: GraphProto) -> list[NodeProto]:
-    """All nodes, those of branches too."""
-    branches = (a.g for node in graph.node for a in node.attribute if a.HasField("g"))
-    return [*graph.node, *(node for branch in branches for node in nodes(branch))]
+def _quantized(
+    model: BudgetFormerForSequenceClassification,
+    dial: Dial,
+    graphs: Sequence[ModelProto],
+    int8: str,
+    rows: CheckRows,
+    bits: int,
+) -> list[bytes]:
+    """The graphs in int8, with scales from some of the rows where they are static."""
+    if int8 == "dynamic":
+        parts = stage_graphs(model, dial, separate=True)
+        for part in parts:
+            quantize(part, None, bits=bits)
+        return [part.SerializeToString() for part in parts]
+    table = rows.table.select(np.arange(0, len(rows.table), _SCALED))
+    plan = eval_plan(table.lengths, token_budget=max(4096, int(table.lengths.max())))
+    batches = [collate(table, batch, model.config.pad_token_id or 0) for batch in plan]
+    feeds: list[dict[str, Any]] = [
+        {"input_ids": b.input_ids, "attention_mask": b.attention_mask,
+         "token_type_ids": np.zeros_like(b.input_ids) if b.token_type_ids is None else b.token_type_ids}
+        for b in batches
+    ]  # fmt: skip
+    for graph in graphs:
+        scales, outputs = fit_scales(graph, feeds)
+        feeds = [{**feed, **output} for feed, output in zip(feeds, outputs, strict=True)]
+        quantize(graph, scales, bits=bits)
+    return [graph.SerializeToString() for graph in graphs]
 
 
 _PROBE = """
 import sys, numpy
 from pathlib import Path
-from budgetformer.engine.onnx import session
-graph = session(Path(sys.argv[1]))
-kinds = {"tensor(int64)": numpy.int64, "tensor(float)": numpy.float32}
-sizes = {n.name: (2, n.shape[1] if isinstance(n.shape[1], int) else 1) for n in graph.get_inputs()}
-graph.run(None, {n.name: numpy.ones(sizes[n.name], kinds[n.type]) for n in graph.get_inputs()})
+from budgetformer.engine.onnx import run_graph, session
+feed = {name: numpy.ones((2, 3), numpy.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+for file in sys.argv[1:]:
+    feed |= run_graph(session(Path(file)), feed)
 """
 
 
-def probe(path: Path) -> None:
-    """Run the graph once in a process of its own: kernels that this processor cannot run must not end ours."""
-    done = subprocess.run([sys.executable, "-c", _PROBE, str(path)], capture_output=True, text=True)
+def probe(files: Sequence[Path]) -> None:
+    """Run the graphs once in a process of their own: kernels that this processor cannot run must not end ours."""
+    done = subprocess.run([sys.executable, "-c", _PROBE, *map(str, files)], capture_output=True, text=True)
     if done.returncode:
         lines = done.stderr.strip().splitlines() or [f"exit code {done.returncode}"]
         why = signal.Signals(-done.returncode).name if done.returncode < 0 else lines[-1]
         raise ModelError(
-            f"the int8 graph does not run on this machine ({why}): export without --int8, or on the machine that will "
-            "run it. Nothing was written"
+            f"the int8 graphs do not run on this machine ({why}): export without --int8, or on the machine that will "
+            "run them. Nothing was written"
         )

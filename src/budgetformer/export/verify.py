@@ -13,8 +13,8 @@ from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import ModelError
-from budgetformer.evaluate import summarize
-from budgetformer.nn.allocation import Allocation, Selection
+from budgetformer.evaluate import cost_of, summarize
+from budgetformer.nn.allocation import Allocation, GatedHeads, Selection
 from budgetformer.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -40,7 +40,8 @@ def check_equal(
     A row is let pass whose number or choice of heads hangs on the last bits of a budget or a relevance: there the
     model itself decides one way or the other from batch to batch. Such rows must be few.
     """
-    difference = np.abs(ours.logits - theirs.logits) / np.maximum(1, np.abs(theirs.logits))
+    before, after = (_all_logits(scores) for scores in (theirs, ours))
+    difference = np.abs(after - before) / np.maximum(1, np.abs(before))
     same_heads = (ours.heads == theirs.heads).all(1)
     equal = (difference <= TOLERANCE).all(1) & same_heads & ~labels_changed(theirs, ours)
     wrong = np.flatnonzero(~equal)
@@ -70,19 +71,36 @@ def labels_changed(theirs: Scores, ours: Scores) -> NDArray[np.bool_]:
     return np.asarray(changed.reshape(len(changed), -1).any(1))
 
 
-def loss_of_quality(rows: CheckRows, theirs: Scores, ours: Scores, config: ModelSpec) -> dict[str, Any]:
-    """What another precision changes, with the score where labels are known."""
+def changes(
+    rows: CheckRows, before: Scores, after: Scores, config: ModelSpec, *, without: int | None = None
+) -> dict[str, Any]:
+    """What another precision or leaving early changes, with the score where labels are known.
+
+    `without` leaves every so many rows out: those that scales were fitted to.
+    """
+    chosen = np.arange(len(rows.table)) % (without or 1) > 0 if without and len(rows.table) > 1 else slice(None)
     result: dict[str, Any] = {
-        "labels_changed": int(labels_changed(theirs, ours).sum()),
-        "largest_difference": float(np.abs(ours.logits - theirs.logits).max()),
+        "rows": int(np.ones(len(rows.table), bool)[chosen].sum()),
+        "labels_changed": int(labels_changed(before, after)[chosen].sum()),
+        "largest_difference": float(np.abs(after.logits - before.logits)[chosen].max()),
+        "flops_ratio": cost_of(after, config)["flops_ratio"],
     }
     if rows.table.labels is not None:
-        before, after = (summarize(scores, config, split="", dial="learned") for scores in (theirs, ours))
-        result |= {"metric": after.metric, "score": after.score, "score_full_precision": before.score}
+        scored = [summarize(scores, config, split="", dial="learned") for scores in (before, after)]
+        result |= {"metric": scored[1].metric, "score": scored[1].score, "score_before": scored[0].score}
     return result
 
 
+def _all_logits(scores: Scores) -> NDArray[np.float32]:
+    """The answers, and those of every stage where they are known. (P, C or (1 + S) C)."""
+    if scores.stage_logits is None:
+        return scores.logits
+    return np.concatenate([scores.logits, scores.stage_logits.reshape(len(scores.logits), -1)], axis=1)
+
+
 def _undecided(model: BudgetFormerForSequenceClassification, table: TokenTable, row: int, dial: Dial) -> bool:
+    if not issubclass(model.config.gate, GatedHeads):
+        return False
     batch = collate(table, np.array([row]), 0)
     with torch.inference_mode():
         inputs = batch.tensors()

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from budgetformer.dial import Dial
 from budgetformer.errors import UsageError
 from budgetformer.nn.exploration import Exploration
+from budgetformer.nn.selective import exporting
 
 # How softly the relaxed count of heads goes from one head to the next, in heads.
 _COUNT_SOFTNESS = 0.5
@@ -99,6 +100,9 @@ class Selection:
 
 def ranks(relevance: Tensor) -> Tensor:
     """Each head's place by relevance, 0 for the most relevant; of equals, the lower index wins. (B, H) -> (B, H)."""
+    if exporting():  # a stable sort is no operator of ONNX
+        place_H, other, one = torch.arange(relevance.shape[-1]), relevance[..., None, :], relevance[..., None]
+        return ((other > one) | ((other == one) & (place_H < place_H[:, None]))).sum(dim=-1)
     order = relevance.sort(dim=-1, descending=True, stable=True).indices
     places = torch.arange(relevance.shape[-1], device=relevance.device).expand_as(order)
     return torch.empty_like(order).scatter_(-1, order, places)
@@ -121,7 +125,7 @@ def first_token(hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
     """The state of each sample's first real token, wherever its padding is. -> (B, D)."""
     if mask_BN is None:
         return hidden_BND[:, 0]
-    return hidden_BND[torch.arange(len(hidden_BND), device=hidden_BND.device), mask_BN.int().argmax(dim=1)]
+    return hidden_BND[torch.arange(hidden_BND.shape[0], device=hidden_BND.device), mask_BN.int().argmax(dim=1)]
 
 
 def allocate(

@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from budgetformer.errors import UsageError
 from budgetformer.nn.allocation import Allocation, Budget, HeadAllocator
 from budgetformer.nn.attention import BudgetedAttention
+from budgetformer.nn.selective import exporting
 
 Activation = Literal["relu", "gelu"]
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
@@ -92,7 +93,8 @@ class Block(nn.Module):
     ) -> tuple[Tensor, Allocation]:
         y_BND, allocation = self.attention(x_BND, mask_BN, progress, dial)
         x_BND = self.attention_norm(x_BND + self.dropout(y_BND))
-        if self.training or mask_BN is None or self.attention.allocator.reads_padding:
+        everywhere = self.training or self.attention.allocator.reads_padding or exporting()
+        if mask_BN is None or everywhere:
             return self.feedforward(x_BND), allocation
         return x_BND.masked_scatter(mask_BN[..., None], self.feedforward(x_BND[mask_BN])), allocation
 

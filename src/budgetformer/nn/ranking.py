@@ -132,7 +132,6 @@ class ScoredHeads(HeadAllocator):
     """
 
     ranks_layers = True
-    exportable = False
 
     def __init__(self, num_heads: int, *, layer: int = 0, layers: int = 1, renormalize: bool = False) -> None:
         super().__init__(num_heads)
@@ -223,7 +222,7 @@ class RankedHeads(ScoredHeads):
 class FrozenHeads(HeadAllocator):
     """The same heads for every input, chosen beforehand, unweighted; no parameters. The dial has nothing to turn."""
 
-    can_dial = per_input = exportable = False
+    can_dial = per_input = False
 
     def __init__(self, num_heads: int, heads: Sequence[int]) -> None:
         super().__init__(num_heads)

@@ -47,16 +47,18 @@ class Positions(NamedTuple):
 
     def rotate(self, x: Tensor) -> Tensor:
         """Rotate queries or keys by their positions. (..., N, d) -> (..., N, d)."""
-        n, wide = x.shape[-2], x.float()
+        n, wide = None if exporting() else x.shape[-2], x.float()  # a recorded length would be the example's
         first, second = wide.chunk(2, dim=-1)
         turned = wide * self.cos[:n] + torch.cat((-second, first), dim=-1) * self.sin[:n]
         return turned.to(x.dtype)
 
     def window_mask(self, length: int) -> Tensor | None:
         """Which token may attend to which, (N, N); None where all may."""
-        if self.window is None or length <= self.window + 1:
+        if self.window is None or (not exporting() and length <= self.window + 1):
             return None
         place = torch.arange(length, device=self.cos.device)
+        if exporting():
+            place = torch.ones_like(self.cos[:, 0]).cumsum(dim=0)
         return (place[:, None] - place).abs() <= self.window
 
 
@@ -75,6 +77,11 @@ def attend(
         window_NN = positions.window_mask(q_BHNd.shape[2])
         mask = window_NN if mask is None else mask if window_NN is None else mask & window_NN
     return F.scaled_dot_product_attention(q_BHNd, k_BHNd, v_BHNd, attn_mask=mask, dropout_p=dropout)
+
+
+def exporting() -> bool:
+    """Whether a graph is being recorded, which must not depend on the example's texts."""
+    return torch.compiler.is_exporting() or torch.onnx.is_in_onnx_export()
 
 
 class Costs(NamedTuple):
@@ -106,8 +113,8 @@ def evaluate_active(
     On real tokens it equals the dense layer whose other heads are multiplied by zero; at padding it means nothing.
     """
     (B, N, D), H = x_BND.shape, active_BH.shape[1]
-    if torch.compiler.is_exporting():
-        return None  # what is recorded must not depend on the example's heads
+    if exporting():
+        return None
     if _CPU.block > 8 * B * N * D * D + 4 * B * N * N * D:
         return None  # less work than a plan
     used = tuple(map(tuple, active_BH.tolist()))

@@ -8,9 +8,6 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-import torch
-import transformers
-
 import budgetformer
 
 _FLAGS = ("avx", "amx", "fma", "neon", "sve")  # the instructions that decide how fast products are
@@ -18,6 +15,9 @@ _FLAGS = ("avx", "amx", "fma", "neon", "sve")  # the instructions that decide ho
 
 def environment(*packages: str) -> dict[str, str | int | None]:
     """Versions, also of other packages, threads, processor and, in a checkout, the commit."""
+    import torch
+    import transformers
+
     return {
         "budgetformer": budgetformer.__version__,
         "commit": _commit(),
@@ -31,6 +31,12 @@ def environment(*packages: str) -> dict[str, str | int | None]:
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "platform": platform.platform(),
     }
+
+
+def saturates() -> bool:
+    """Whether int8 products of 8 bits overflow here: on x86 without VNNI, which adds pairs of them in 16 bits."""
+    flags = _cpuinfo("flags").split()
+    return "avx2" in flags and not any("vnni" in flag for flag in flags)
 
 
 def _commit() -> str | None:

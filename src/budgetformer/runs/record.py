@@ -38,6 +38,8 @@ class _Export(_Run):
 
     dial: str
     model: ModelSpec
+    precision: str
+    graphs: list[dict[str, Any]]
     sha256: dict[str, str]
 
 
@@ -52,7 +54,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     exported = file.name == "export.json"
     if not exported and not (folder / "config.json").exists():
         raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
-    record = read_json(file, _REMEDY, _Export if exported else _Run)
+    record = read_json(file, f"{_REMEDY}{', or export it again' * exported}", _Export if exported else _Run)
     check_hashes(folder, record.get("sha256", {}), ".json", *((".onnx", ".safetensors") if exported else ()))
     return record
 

@@ -17,7 +17,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from budgetformer.calibrate import calibrate, named_dial, operating_points, write_calibration
+from budgetformer.calibrate import (
+    CALIBRATION,
+    calibrate,
+    check_guarantee,
+    named_dial,
+    operating_points,
+    write_calibration,
+)
 from budgetformer.data import DataSource, TextEncoder, TokenTable, encode_split
 from budgetformer.data.dataset import stream_examples
 from budgetformer.data.splits import sample_rows
@@ -31,7 +38,7 @@ from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
 from budgetformer.runs.files import COPY_AGAIN, hash_files, named_read_errors, read_json, recover_directory
 from budgetformer.runs.record import read_record
-from budgetformer.runs.rows import HeldOut, RunRows
+from budgetformer.runs.rows import TRAINING_ROWS, HeldOut, RunRows
 from budgetformer.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -157,7 +164,8 @@ class Run:
     def budget(self, text: str | float | Dial | None) -> Dial:
         """A budget as it is written, or the name of an operating point; None: as learned, or as exported."""
         if text is None and self.exported:
-            text = str(self.record["dial"])
+            point = self.record.get("point")
+            text = str(point if point in self.points else self.record["dial"])
         return text if isinstance(text, Dial) else named_dial(text, self.points)
 
     def engine(self, device: str | None = None, threads: int | None = None) -> Engine:
@@ -169,7 +177,7 @@ class Run:
             with named_read_errors(self.folder, COPY_AGAIN):
                 chosen = os.environ.get("OMP_NUM_THREADS", "")
                 threads = threads or (int(chosen) if chosen.isdecimal() else None)
-                engine = OnnxEngine.load(self.folder, self.config, self.budget(None), threads)
+                engine = OnnxEngine.load(self.folder, self.config, self.record, threads)
                 self._try(engine)
                 return engine
         import torch
@@ -183,8 +191,16 @@ class Run:
 
     def scorer(self, budget: str | Dial | None = None, long: str = "cut", threads: int | None = None) -> Scorer:
         """Texts -> scores at a budget."""
-        dial, engine = self.budget(budget), self.engine(threads=threads)
-        return Scorer(engine, self.tokenizer, self.max_length, budget=engine.check(dial), long=long)
+        engine = self.engine(threads=threads)
+        dial = self._budget_with(engine, budget)
+        return Scorer(engine, self.tokenizer, self.max_length, budget=dial, long=long)
+
+    def _budget_with(self, engine: Engine, text: str | float | Dial | None) -> Dial:
+        """A budget that an engine can be set to; a guarantee that was made with another one gets a warning."""
+        dial, point = engine.check(self.budget(text)), self.record.get("point") if text is None else text
+        if isinstance(point, str) and point in self.points:
+            check_guarantee(self.folder, point, engine.name)
+        return dial
 
     @cached_property
     def _scorer(self) -> Scorer:
@@ -198,7 +214,7 @@ class Run:
             raise UsageError("texts is one string: give a list of texts, such as [text]")
         self.check_pairs(pairs is not None)
         scorer = self._scorer
-        scores = scorer.run(scorer.encode(texts, pairs), self.budget(budget))
+        scores = scorer.run(scorer.encode(texts, pairs), self._budget_with(scorer.engine, budget))
         probabilities = scores.probabilities
         return Predictions(
             labels=named(probabilities, self.task, self.labels),
@@ -236,13 +252,14 @@ class Run:
         data: DataSource | str | None = None,
         *,
         split: str | None = None,
-        budgets: Sequence[str | Dial] = ("learned",),
+        budgets: Sequence[str | Dial | None] = (None,),
         limit: int | None = None,
     ) -> dict[str, Any]:
         """Quality, heads and cost on held-out rows at each budget, beside the dense twin if there is one."""
-        dials = [self.budget(budget) for budget in budgets]
+        engine = self.engine()
+        dials = [self._budget_with(engine, budget) for budget in budgets]
         rows = self.held_out(data, split).sample(limit)
-        table, engine = self.encode(rows), self.engine()
+        table = self.encode(rows)
         scores = [score(engine, table, dial) for dial in dials]
         evaluations = [
             summarize(s, engine.config, split=rows.split, dial=str(dial), hardest=0 if number else _HARDEST)
@@ -298,12 +315,13 @@ class Run:
         *,
         format: str = "onnx",
         budget: str | float | Dial | None = None,
-        int8: bool = False,
+        int8: bool | str = False,
         rows: str | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> dict[str, Any]:
-        """Write an ONNX graph that is checked against the model, on `rows` or on rows that the run kept back.
+        """Write ONNX graphs that are checked against the model, on `rows` or on rows that the run kept back.
 
+        `int8` is static (scales from held-out rows; True where that can be), dynamic (scales by batch) or False.
         With format "torch": a static model with the best heads, where `budget` is the share of all heads (0.5).
         """
         files = tokenizer_files(self.folder)
@@ -318,18 +336,20 @@ class Run:
             raise UsageError(f"--format {format!r}: give onnx or torch")
         import torch
 
-        from budgetformer.export.run import check_target, export_model
+        from budgetformer.export.run import check_target, choose_scales, export_model
 
         dial, model = self.budget(budget), self.model
-        if self.config.exits and dial.mode == "learned":  # a graph runs all layers
-            dial = Dial("exit", 0.0)
         check_target(model, Path(target), dial)
+        scales = choose_scales(model, dial, int8)
         torch.nn.Module.float(model)
         chosen = self._check_rows(None if rows is None else DataSource(rows), log)
         log(f"comparing with the model on {chosen.source}")
         record = {name: self.record[name] for name in ("format_version", "name", "labels", "pairs", "max_length")}
         record |= {"text_columns": self.text_columns, "run": {"name": self.record["name"], "sha256": self.digest}}
-        return export_model(model, files, record, Path(target), dial=dial, int8=int8, rows=chosen)
+        record |= {key: self.record.get(key) for key in ("data", "data_path", "data_digests")}
+        record["point"] = budget if isinstance(budget, str) and budget in self.points else None
+        beside = [file for name in (CALIBRATION, TRAINING_ROWS) if (file := self.folder / name).exists()]
+        return export_model(model, files, record, Path(target), dial=dial, int8=scales, rows=chosen, beside=beside)
 
     def _share(self, budget: str | float | Dial) -> float:
         """The share of all heads that a budget asks to keep: a number, or mean:X."""

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from starlette.requests import Request
 from starlette.responses import JSONResponse
 
-from budgetformer.calibrate import named_dial
+from budgetformer.calibrate import check_guarantee, named_dial
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import DECIMALS, named, ranking, rounded
@@ -47,6 +47,8 @@ class Engine:
         self._scorer = scorer = run.scorer(settings.budget, threads=settings.threads)
         self.config = config = scorer.config
         self.points = run.points
+        for point in self.points:
+            check_guarantee(run.folder, point, scorer.engine.name)
         # The paper's ablations are not served: they do not give the same answer twice, or not for the heads that run.
         depth, mean = bool(config.exits), config.gate.ranks_layers
         budgets = ["learned", "full", *["share:X", "exit:X"] * depth, "fixed:X", "max:X", *["mean:X"] * mean]
