@@ -78,6 +78,21 @@ def test_predict_writes_the_same_file(export: Callable[..., Path], options: dict
     assert len((tmp_path / "with.jsonl").read_text().splitlines()) == len(rows)
 
 
+def test_texts_leave_early(tiny_staged: Path, tmp_path: Path) -> None:
+    assert command("export", tiny_staged, "-o", tmp_path / "export") == 0
+    texts = [
+        f"a {word} story of town {number}" for number, word in enumerate(["superb", "dull", "great", "plain"] * 20)
+    ]
+    code = f"import json, budgetformer\nanswers = budgetformer.load({str(tmp_path / 'export')!r}).predict({texts})\n"
+    code = BLOCKED + code + "print(json.dumps([answers.labels, answers.exits, answers.cost.tolist()]))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    expected = budgetformer.load(tiny_staged).predict(texts)
+    labels, exits, cost = json.loads(done.stdout)
+    assert (labels, exits) == (expected.labels, expected.exits)
+    assert len(set(exits)) > 1
+    assert cost == pytest.approx(expected.cost.tolist())
+
+
 def test_the_service_answers(export: Callable[..., Path]) -> None:
     folder = export()
     expected = budgetformer.load(folder).predict(TEXTS)
