@@ -49,7 +49,7 @@ from budgetformer.runs.files import write_text
 from budgetformer.runs.provenance import environment
 from budgetformer.training.pretrained import sample_batches
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.run import train
+from budgetformer.training.run import train_run
 from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.probes import some_rows
 from budgetformer_reproduction.statistics import over_rows
@@ -160,12 +160,12 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     if method == "start":
         dense = {"gates": {"kind": "all"}, "distill_weight": 0}
         chosen = recipe(options, dataset, options.base, dense_epochs=0, model=dense)
-        train(data, chosen, runs / "start", seed=seed, resume=True, evaluate=False)
+        train_run(data, chosen, runs / "start", seed=seed, resume=True, evaluate=False)
     elif method in TRAINED:
         ranking = "random" if method == "random" else "importance"
         model = {"distill_layers": 1.0, **TRAINED[method]}
         chosen = recipe(options, dataset, runs / "start", dense_epochs=0, ranking=ranking, model=model)
-        train(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
+        train_run(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
     trained = time.monotonic() - began
     test = TestRows(options, dataset, seed)
     shares = [f"{share:g}" for share in options.shares]

@@ -41,7 +41,7 @@ from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
 from budgetformer.runs.provenance import environment
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.run import train
+from budgetformer.training.run import train_run
 from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
@@ -137,7 +137,7 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     else:
         exits = None if method == "dense" else {"start": 0.0}
         chosen = recipe(options, dataset, runs / "start", epochs, **dense, exits=exits)
-    train(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
+    train_run(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
     trained, model = time.monotonic() - began, Model.from_pretrained(runs / method)
     if method == "start":
         return {"points": [], "training_seconds": trained}

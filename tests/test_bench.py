@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from budgetformer.bench import dense_rivals, peak_memory, random_heads, speed_rows
+from budgetformer.bench import dense_rivals, memory_row, random_heads, speed_rows
 from budgetformer.cost.flops import Shape, count
 from tests.cli.test_train import command
 
@@ -64,7 +64,8 @@ def test_rivals_have_one_shape() -> None:
 
 def test_memory_is_measured_in_its_own_process() -> None:
     wide = Shape(width=64, heads=4, layers=1, inner=64, vocab=100)
-    assert peak_memory(wide, 32, 256, 0) > peak_memory(wide, 2, 16, 0) >= 0
+    large, small = (memory_row(wide, batch, length, 0) for batch, length in ((32, 256), (2, 16)))
+    assert all(large[part] > small[part] >= 0 for part in ("block_mib", "model_mib"))
 
 
 def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -25,7 +25,7 @@ from budgetformer.runs.files import named_write_errors, write_directory, write_j
 from budgetformer.runs.provenance import environment
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.record import has_begun
-from budgetformer.training.run import train
+from budgetformer.training.run import train_run
 from budgetformer_reproduction.cells import TFIDF, Cell, Plan
 from budgetformer_reproduction.probes import probe
 from budgetformer_reproduction.scale import scale_named
@@ -52,7 +52,7 @@ def compute(plan: Plan, cell: Cell) -> None:
             probes = probe(model, test, prepared.splits["validation"], outcome, plan.scale.probe_rows)
         write_json(folder / "probes.json", probes)
 
-    train(
+    train_run(
         plan.source(cell.dataset, cell.fraction),
         plan.recipe(cell),
         folder,

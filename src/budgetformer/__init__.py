@@ -22,7 +22,7 @@ _HOMES = {
     "Run": "budgetformer.runs.run",
     "load": "budgetformer.runs.run",
     "retrofit": "budgetformer.models.model",
-    "train": "budgetformer.training.api",
+    "train": "budgetformer.training.run",
 }
 __all__ = [*_HOMES, "__version__"]
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from budgetformer.nn.allocation import Allocation as Allocation
     from budgetformer.runs.run import Run as Run
     from budgetformer.runs.run import load as load
-    from budgetformer.training.api import train as train
+    from budgetformer.training.run import train as train
 
 
 def __getattr__(name: str) -> Any:

@@ -226,11 +226,11 @@ def run_bench(run: Run, *, texts: int, carbon: str | None = None) -> dict[str, A
         rows.append({"batch": batch, **row, "texts_per_second": 1000 * len(examples) / row["selective_ms"]})
     scores = score(scorers["selective"].engine, run.encode(held_out))
     cost = cost_of(scores, scorers["selective"].config)
-    energy = {}
-    for name in ("selective", "dense") if carbon else ():
-        used = measure_energy(partial(answer, name, 32), len(examples), carbon or "")
-        energy[name] = {**used.per_thousand, "seconds": used.seconds, "source": used.source,
-                        "intensity": used.intensity}  # fmt: skip
+    energy = {
+        name: measure_energy(partial(answer, name, 32), len(examples), carbon)
+        for name in ("selective", "dense")
+        if carbon
+    }
     return {
         "run": str(run.folder), "split": held_out.split, "texts": len(examples), "mean_tokens": cost["mean_tokens"],
         "k_over_h": float((scores.heads / scores.num_heads).mean()),
@@ -240,15 +240,15 @@ def run_bench(run: Run, *, texts: int, carbon: str | None = None) -> dict[str, A
 
 
 def memory_row(shape: Shape, batch: int, length: int, k: int) -> dict[str, Any]:
-    """Peak memory of the attention block and of the whole model, MiB; k = 0 is the dense model."""
-    mib = {f"{part}_mib": peak_memory(shape, batch, length, k, part) for part in ("block", "model")}
-    return {"batch": batch, "length": length, "k": k or None, **mib}
+    """MiB that one forward pass of the attention block, and of the whole model, needs above what stood before.
 
-
-def peak_memory(shape: Shape, batch: int, length: int, k: int, part: str = "model") -> float:
-    """MiB that one forward pass needs above what stood before, in a fresh process."""
-    arguments = {"batch": batch, "length": length, "k": k, "part": part}
-    return float(in_fresh_process(["-m", __name__], [asdict(shape), arguments])["bytes"]) / 2**20
+    In fresh processes; k = 0 is the dense model.
+    """
+    row = {"batch": batch, "length": length, "k": k or None}
+    for part in ("block", "model"):
+        arguments = {"batch": batch, "length": length, "k": k, "part": part}
+        row[f"{part}_mib"] = in_fresh_process(["-m", __name__], [asdict(shape), arguments])["bytes"] / 2**20
+    return row
 
 
 def _bytes_of_one_pass(shape: Shape, batch: int, length: int, k: int, part: str) -> int:

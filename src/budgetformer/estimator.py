@@ -20,7 +20,7 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from budgetformer.data import DataSource
-from budgetformer.data.examples import label_text
+from budgetformer.data.examples import broken_unicode, label_text
 from budgetformer.data.splits import text_hash
 from budgetformer.data.tokenizer import tokenizer_files
 from budgetformer.dial import Dial
@@ -65,7 +65,7 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
 
     def fit(self, X: Any, y: Any) -> Self:
         """Train on the texts X and their classes y; what was fitted before is forgotten."""
-        from budgetformer.training.run import train
+        from budgetformer.training.run import train_run
 
         recipe, seed = self._recipe(), _seed(self.random_state)
         Dial.parse(self.budget)
@@ -89,7 +89,7 @@ class BudgetFormerClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[mi
             source = DataSource(
                 str(rows), task="single", validation_fraction=self.validation_fraction, test_fraction=0.0, seed=seed
             )
-            train(source, recipe, run, quiet=not self.verbose, evaluate=False)
+            train_run(source, recipe, run, quiet=not self.verbose, evaluate=False)
             self._take(run)
         self._record["data"]["data"] = "texts in memory"
         self._record["text_columns"] = []  # a file has its own, not those of ours
@@ -246,10 +246,8 @@ def _strings(X: Any) -> NDArray[np.object_]:
             raise TypeError(f"{where} is a {type(text).__name__} ({text!r:.40}): give texts as strings")
         if not text.strip():
             raise ValueError(f"{where} is empty: fill in the text or drop the row")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise ValueError(f"{where} holds half a surrogate pair at character {error.start + 1}") from None
+        if fault := broken_unicode(text):
+            raise ValueError(f"{where} {fault}")
     return cells
 
 

@@ -286,7 +286,7 @@ import os, sys, time
 from pathlib import Path
 from budgetformer.cli import main
 from budgetformer.training import run
-train = run.train
+train = run.train_run
 def late(source, recipe, folder, **options):
     shared = folder / "tokenizer.json"
     if os.environ.get("RANK") != "1":
@@ -297,7 +297,7 @@ def late(source, recipe, folder, **options):
     result = train(source, recipe, folder, **options)
     assert before in (None, shared.stat().st_ino), "the second process wrote what the first had written"
     return result
-run.train = late
+run.train_run = late
 sys.argv[0] = "budgetformer"
 main()
 """

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import builtins
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from budgetformer.cost.measure import (
-    Energy,
     MemoryUnmeasurableError,
     in_fresh_process,
     measure_energy,
@@ -49,21 +49,31 @@ def test_a_fresh_process_answers_in_json() -> None:
         in_fresh_process(["-c", "raise ValueError('no')"], None)
 
 
+class Tracker:
+    """Stands for CodeCarbon's: 2 J, 0.5 g of CO2, one second, and a processor without a meter."""
+
+    final_emissions_data = SimpleNamespace(energy_consumed=2.0 / 3.6e6, emissions=0.5e-3, duration=1.0)
+    _hardware = ()
+
+    def __init__(self, **options: Any) -> None:
+        self.start = self.stop = lambda: None
+
+
 def test_energy_is_labelled_and_counted_a_thousand_texts() -> None:
     pytest.importorskip("codecarbon")
     done = []
     energy = measure_energy(lambda: done.append(sum(range(3_000_000))), 50, "100")
     assert done
-    assert energy.source.startswith(("measured (", "modelled ("))
-    assert energy.joules > 0
-    assert energy.grams_co2 == pytest.approx(energy.joules / 3.6e6 * 100, rel=1e-3)
-    assert energy.intensity == "100 g/kWh, given"
-    assert energy.per_thousand["joules"] == pytest.approx(20 * energy.joules)
+    assert energy["source"].startswith(("measured (", "modelled ("))
+    assert energy["joules"] > 0
+    assert energy["grams_co2"] == pytest.approx(energy["joules"] / 3.6e6 * 100, rel=1e-3)
+    assert energy["intensity"] == "100 g/kWh, given"
 
 
-def test_a_thousand_texts_by_hand() -> None:
-    energy = Energy(texts=250, joules=2.0, grams_co2=0.5, seconds=1.0, source="modelled (cpu)", intensity="")
-    assert energy.per_thousand == {"joules": 8.0, "grams_co2": 2.0}
+def test_a_thousand_texts_by_hand(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pytest.importorskip("codecarbon"), "OfflineEmissionsTracker", Tracker)
+    energy = measure_energy(lambda: None, 250, "FRA")
+    assert (energy["joules"], energy["grams_co2"], energy["seconds"]) == (pytest.approx(8.0), pytest.approx(2.0), 1.0)
 
 
 @pytest.mark.parametrize("carbon", ["XXX", "", "FRA,5"])

@@ -99,7 +99,7 @@ def test_labelled_rows_are_opened_under_the_labels_of_a_model(tmp_path: Path) ->
     for data in (alone, folder):
         assert (list(data.splits), data.labels, data.task, data.warnings) == (["test"], labels, "single", [])
         assert [e.label for e in data.splits["test"].examples()] == ["a", "b"] * 5
-        assert data.splits["test"].digest == open_data(DataSource(train, test=test)).digests["test"]
+        assert data.splits["test"].table.digest == open_data(DataSource(train, test=test)).digests["test"]
     assert list(open_labelled(DataSource(str(tmp_path)), "single", labels, "train").splits) == ["train"]
     with pytest.raises(UsageError, match="has no split 'validation': it has train, test"):
         open_labelled(DataSource(str(tmp_path)), "single", labels, "validation")

@@ -115,7 +115,7 @@ def test_a_split_has_the_hashes_of_its_rows_and_the_digest_of_its_table(tmp_path
     for split in data.splits.values():
         assert split.hashes.dtype == np.uint64
         assert split.hashes.tolist() == [text_hash(e.text, e.text_pair) for e in split.examples()]
-        assert split.digest == data.digests["train"] == data.digests["test"]
+        assert split.table.digest == data.digests["train"] == data.digests["test"]
     (tmp_path / "more.csv").write_text(Path(path).read_text() + "one more,a\n")
     more = open_data(DataSource(str(tmp_path / "more.csv"), test=path))
     assert more.digests["test"] == data.digests["test"]

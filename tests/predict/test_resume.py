@@ -222,7 +222,7 @@ def test_windows_are_the_same_wherever_reading_begins(
 
     def windows(shard: range, done: int = 0) -> list[Any]:
         data = rows.Input(parts, ["text"], Schema("text"), BadRows("count"), shard)
-        return [([len(e.text) for e in window.rows], window.end) for window in data.windows(done)]
+        return [([len(e.text) for e in window], end) for window, end in data.windows(done)]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "WINDOW_ROWS", 8)

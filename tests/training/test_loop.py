@@ -21,10 +21,10 @@ from budgetformer.data import DataSource
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
-from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.loop import Fit, Interrupted, rate_at
 from budgetformer.training.prepare import Prepared, make_config, prepare
 from budgetformer.training.recipe import Recipe
+from budgetformer.training.run import make_accelerator
 from tests.training.toy import write_reviews
 
 RECIPE = Recipe.make("tiny", None, ["epochs=2", "batch_size=16", "vocab_size=200", "max_length=32", "model.exits=none"])
@@ -42,8 +42,9 @@ def fit(prepared: Prepared, folder: Path, recipe: Recipe = RECIPE, **options: An
     model = BudgetFormerForSequenceClassification(make_config(prepared, recipe))
     identity = {"recipe": recipe.to_json(), "data": prepared.data.fingerprint, "seed": 0}
     folder.mkdir(parents=True, exist_ok=True)
-    splits = prepared.splits
-    return Fit(model, splits["train"], splits["validation"], recipe, folder, identity, seed=0, quiet=True, **options)
+    rows = (prepared.splits[name] for name in ("train", "validation"))
+    options = {"seed": 0, "quiet": True, "accelerator": make_accelerator(recipe), **options}
+    return Fit(model, *rows, recipe, folder, identity, **options)
 
 
 def weights(run: Fit) -> dict[str, torch.Tensor]:
@@ -342,7 +343,7 @@ def test_half_precision_on_a_cpu_is_probed_before_it_can_kill(monkeypatch: pytes
     with pytest.raises(UsageError, match="precision=fp16 needs a GPU"):
         make_accelerator(Recipe(precision="fp16"))
     died = subprocess.CompletedProcess([], -signal.SIGILL)
-    monkeypatch.setattr("budgetformer.training.accelerator.subprocess.run", lambda *a, **k: died)
+    monkeypatch.setattr("budgetformer.training.run.subprocess.run", lambda *a, **k: died)
     with pytest.raises(UsageError, match=r"precision=bf16: a bf16 product ends the process.*ONEDNN_MAX_CPU_ISA"):
         make_accelerator(Recipe(precision="bf16"))
 

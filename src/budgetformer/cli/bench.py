@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -30,7 +29,7 @@ def bench(
 ) -> None:
     """Time selective execution against dense rivals: by itself, or a RUN from text to label."""
     from budgetformer import bench as benches
-    from budgetformer.cli.show import print_bench, print_json, print_run_bench
+    from budgetformer.cli.show import log, print_bench, print_json, print_run_bench
 
     if run is not None:
         from budgetformer.runs.run import Run
@@ -58,13 +57,12 @@ def bench(
     for part in ("attention", "model") if what in ("all", "onnx") else {what} - {"memory"}:
         for row in benches.speed_rows(part, sizes, batches, lengths, ks, "onnx" if what == "onnx" else "torch"):
             rows.append(row)
-            line = "{what} {batch}x{length} k={k}: {speedup:.2f}x of {ideal:.2f}".format_map(row)
-            print(line, file=sys.stderr, flush=True)
+            log("{what} {batch}x{length} k={k}: {speedup:.2f}x of {ideal:.2f}".format_map(row))
     memory: list[dict[str, Any]] = []
     if what in ("memory", "all"):
         try:
             memory = [benches.memory_row(sizes, 32, max(lengths), n) for n in (0, *ks)]
         except MemoryUnmeasurableError as error:
-            print(f"warning: memory is not measured: {error}", file=sys.stderr)
+            log(f"warning: memory is not measured: {error}")
     result = {"rows": rows, "memory": memory, "environment": environment()}
     print_json(result) if as_json else print_bench(result)

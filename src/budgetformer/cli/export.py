@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -34,11 +33,8 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Write RUN as ONNX graphs, one for each stage, once they agree with it on real rows; or as a torch model."""
-    from budgetformer.cli.show import print_json
+    from budgetformer.cli.show import log, print_json
     from budgetformer.runs.run import Run
-
-    def log(line: str) -> None:
-        print(line, file=sys.stderr, flush=True)
 
     if dynamic and not int8:
         raise UsageError("--dynamic is for --int8: give both, or leave it out")

@@ -60,6 +60,7 @@ def predict(
 
     Without -o, JSON lines go to standard output. docs/predict.md says what is added and how to go on after a stop.
     """
+    from budgetformer.cli.show import log
     from budgetformer.predict.job import Predictor, Request
     from budgetformer.runs.run import Run
 
@@ -77,11 +78,11 @@ def predict(
     summary: Summary | None
     try:
         if workers is None:
-            summary = Predictor(Run.open(run), budget=budget, long=long).predict(request, _log)
+            summary = Predictor(Run.open(run), budget=budget, long=long).predict(request, log)
         else:
             from budgetformer.predict.cluster import predict_folder
 
-            summary = predict_folder(run, request, budget=budget, long=long, workers=workers, log=_log)
+            summary = predict_folder(run, request, budget=budget, long=long, workers=workers, log=log)
     except BrokenPipeError:  # whoever read our output has had enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
@@ -94,11 +95,7 @@ def predict(
             *([f"{summary.bad} bad rows set aside"] if summary.bad else []),
             *([str(output)] if output else []),
         ]
-        _log(", ".join(parts))
-
-
-def _log(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
+        log(", ".join(parts))
 
 
 def _one(predictor: Predictor, text: str, pair: str | None, top: int, probabilities: bool, as_json: bool) -> None:

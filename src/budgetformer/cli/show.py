@@ -1,8 +1,9 @@
-"""What verbs print on standard output."""
+"""What verbs print."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from rich.table import Table
 def print_json(data: Any) -> None:
     """Plain JSON, for programs."""
     print(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def log(line: str) -> None:
+    """A line on standard error, at once."""
+    print(line, file=sys.stderr, flush=True)
 
 
 def print_line(text: str) -> None:
@@ -62,6 +68,11 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
 def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
     quality, budget, cost = evaluation["quality"], evaluation["budget"], evaluation["cost"]
     interval, fitted = _interval(evaluation), "{error:.4f} (before: {error_before:.4f})"
+    exits = evaluation["exits"] or {}
+    if exits:
+        shares = (f"{name} {share:.1%}" for name, share in zip(exits["stages"], exits["share"], strict=True))
+        layers = f"{exits['layers']:.2f} of {exits['depths'][-1]}"
+        exits = {"texts that leave at": ", ".join(shares), "layers run": layers}
     return {
         evaluation["metric"].replace("_", " "): f"{evaluation['score']:.4f}{interval and f' ({interval})'}",
         **({"macro F1": f"{quality['macro_f1']:.4f}"} if "macro_f1" in quality else {}),
@@ -69,18 +80,11 @@ def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
         "mean s (predicted)": f"{budget['s_mean']:.3f}",
         "heads executed, k/H": f"{budget['k_over_h']:.3f}",
         "k/H by layer": " ".join(f"{share:.2f}" for share in budget["k_over_h_per_layer"]),
-        **_exit_figures(evaluation["exits"]),
+        **exits,
         "FLOPs per text (counted)": f"{cost['flops_per_text']:.3e}",
         "of the dense twin's": f"{cost['flops_ratio']:.1%}",
         "least that head budgets allow": f"{1 - cost['attention_share_of_dense']:.1%}",
     }
-
-
-def _exit_figures(exits: dict[str, Any] | None) -> dict[str, str]:
-    if exits is None:
-        return {}
-    shares = ", ".join(f"{name} {share:.1%}" for name, share in zip(exits["stages"], exits["share"], strict=True))
-    return {"texts that leave at": shares, "layers run": f"{exits['layers']:.2f} of {exits['depths'][-1]}"}
 
 
 def print_seeds(summary: dict[str, Any]) -> None:
@@ -106,15 +110,22 @@ def print_evaluations(evaluations: list[dict[str, Any]], title: str) -> None:
     print_table(title, columns, [{**e, "interval": _interval(e)} for e in evaluations], left=["budget"])
 
 
+def _points(versus: Mapping[str, float] | None) -> str:
+    """An interval of a difference in points, or nothing."""
+    return f"{100 * versus['low']:+.2f} to {100 * versus['high']:+.2f}" if versus else ""
+
+
 def print_calibration(result: dict[str, Any], run: Path) -> None:
     """The curve of cost against agreement and quality, the stages, and the operating points with their names."""
-    first, rows = result["curve"][0], []
-    for point in result["curve"]:
-        row = dict(point)
-        if versus := point.get("versus_full"):
-            row["paired"] = f"{100 * versus['low']:+.2f} to {100 * versus['high']:+.2f}"
-        row["leaving"] = " ".join(f"{share:.0%}" for share in point.get("exits") or ())
-        rows.append(row)
+    first = result["curve"][0]
+    rows = [
+        {
+            **point,
+            "paired": _points(point.get("versus_full")),
+            "leaving": " ".join(f"{share:.0%}" for share in point.get("exits") or ()),
+        }
+        for point in result["curve"]
+    ]
     names = " | ".join(stage["stage"] for stage in result.get("stages", ()))
     optional = {
         "disagreement": ("other label", "{disagreement:.2%}"), "score": (first.get("metric", ""), "{score:.4f}"),
@@ -153,9 +164,8 @@ def point_line(point: dict[str, Any]) -> str:
     parts = [f"{point['flops_ratio']:.1%} of the dense FLOPs"]
     if "disagreement" in point:
         parts.append(f"another label for {point['disagreement']:.2%} of texts")
-    if point.get("versus_full"):
-        versus = point["versus_full"]
-        parts.append(f"{100 * versus['value']:+.2f} points ({100 * versus['low']:+.2f} to {100 * versus['high']:+.2f})")
+    if versus := point.get("versus_full"):
+        parts.append(f"{100 * versus['value']:+.2f} points ({_points(versus)})")
     if promise := point.get("guarantee"):
         what = "other labels" if promise["kind"] == "disagreement" else "points lost"
         parts.append(f"at most {promise['limit']:.2%} {what} with {promise['confidence']:.0%} confidence")

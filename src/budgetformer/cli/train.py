@@ -51,11 +51,12 @@ def train(
     from budgetformer.cli.process import set_training_threads
     from budgetformer.cli.show import print_json, print_result, print_seeds
     from budgetformer.models.config import BudgetFormerConfig
-    from budgetformer.training.run import train as train_run
-    from budgetformer.training.run import train_seeds
+    from budgetformer.training.run import train_run, train_seeds
 
+    depth = [] if exits is None else ["model.exits=none" if exits == "none" else f"model.exits.layers=[{exits}]"]
+    depth += ["model.exits.words=false"] if no_words and exits != "none" else []
     chosen = Recipe.make(
-        preset, recipe, [*(changes or ()), *_exit_changes(exits, no_words)], epochs=epochs, batch_size=batch_size,
+        preset, recipe, [*(changes or ()), *depth], epochs=epochs, batch_size=batch_size,
         learning_rate=learning_rate, max_length=max_length, tokenizer=tokenizer, base=base,
     )  # fmt: skip
     if chosen.base is None:
@@ -64,18 +65,9 @@ def train(
     options: dict[str, Any] = {"with_baseline": with_baseline, "resume": resume, "tensorboard": tensorboard}
     options["examples"] = not no_examples
     if seeds > 1:
-        _, summary = train_seeds(source, chosen, output, seeds, **options)
-        if summary:
+        if summary := train_seeds(source, chosen, output, seeds, **options):
             print_json(summary) if as_json else print_seeds(summary)
         return
     result = train_run(source, chosen, output, **options)
     if result:  # only the main process has one
         print_json(result) if as_json else print_result(result, output)
-
-
-def _exit_changes(exits: str | None, no_words: bool) -> list[str]:
-    """--exits and --no-words as changes to the recipe."""
-    if exits == "none":
-        return ["model.exits=none"]
-    layers = [] if exits is None else [f"model.exits.layers=[{exits}]"]
-    return [*layers, *(["model.exits.words=false"] if no_words else [])]

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -73,25 +72,12 @@ def _status(key: str) -> int:
     raise MemoryUnmeasurableError(f"{key} is not in /proc/self/status")
 
 
-@dataclass(frozen=True)
-class Energy:
-    """What some texts cost. `source` says where the figures come from: a meter, or a model of the hardware."""
+def measure_energy(work: Callable[[], object], texts: int, carbon: str) -> dict[str, Any]:
+    """Run `work` on so many texts under CodeCarbon, offline: joules and grams of CO2 per thousand of them.
 
-    texts: int
-    joules: float
-    grams_co2: float
-    seconds: float
-    source: str  # "measured (...)" or "modelled (...)"
-    intensity: str  # where the carbon of a kWh comes from
-
-    @property
-    def per_thousand(self) -> dict[str, float]:
-        share = 1000 / max(1, self.texts)
-        return {"joules": self.joules * share, "grams_co2": self.grams_co2 * share}
-
-
-def measure_energy(work: Callable[[], object], texts: int, carbon: str) -> Energy:
-    """Run `work` under CodeCarbon, offline. `carbon` is a country's three letters, or a number of g CO2 per kWh."""
+    `carbon` is a country's three letters, or a number of g CO2 per kWh. `source` says where the figures come from, a
+    meter or a model of the hardware, `intensity` where the carbon of a kWh does.
+    """
     try:
         from codecarbon import OfflineEmissionsTracker
         from codecarbon.input import DataSource
@@ -118,9 +104,9 @@ def measure_energy(work: Callable[[], object], texts: int, carbon: str) -> Energ
         work()
     finally:
         tracker.stop()
-    data = tracker.final_emissions_data
-    figures = data.energy_consumed * 3.6e6, data.emissions * 1000, data.duration
-    return Energy(texts, *figures, source=_source(tracker), intensity=intensity)
+    data, thousands = tracker.final_emissions_data, max(1, texts) / 1000
+    figures = {"joules": data.energy_consumed * 3.6e6 / thousands, "grams_co2": data.emissions * 1000 / thousands}
+    return {**figures, "seconds": data.duration, "source": _source(tracker), "intensity": intensity}
 
 
 def _source(tracker: Any) -> str:

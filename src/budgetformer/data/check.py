@@ -64,7 +64,7 @@ def check_data(source: DataSource, tokenizer: Tokenizer | None = None) -> dict[s
         "columns": data.columns_chosen,
         "lengths_by": "by the tokenizer" if tokenizer else ESTIMATED,
         "splits": splits,
-        "leakage": [{"split": leak.split, "other": leak.other, "rows": leak.rows} for leak in leaks],
+        "leakage": [{"split": split, "other": other, "rows": rows} for split, other, rows, _ in leaks],
         "errors": data.errors,
         "warnings": [*(leak.sentence() for leak in leaks if leak.rows), *repeated, *unreadable, *data.warnings],
         "usable": not data.errors,

@@ -7,15 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.data.examples import UNLABELLED, BadRows, Example, Schema, choose_columns, read_examples
-from budgetformer.data.locate import DataSource, choose_split, locate, quarantine_file
+from budgetformer.data.locate import DataSource, Table, choose_split, locate, quarantine_file
 from budgetformer.data.scan import Scan, choose_schema, order_labels, peek, scan
-from budgetformer.data.sources import Table
 from budgetformer.data.splits import Hashes, carve, overlap, part_sizes, subset
 from budgetformer.errors import DataError
 
@@ -42,11 +41,6 @@ class Split:
         """The `text_hash` of each row."""
         return self.table.hashes[self.index]
 
-    @property
-    def digest(self) -> str:
-        """The table's, not that of these rows."""
-        return self.table.digest
-
     def select(self, rows: Sequence[int] | NDArray[Any]) -> Split:
         """These rows alone, by their numbers in the split or by a mask."""
         return replace(self, index=self.index[np.asarray(rows) if len(rows) else np.zeros(0, np.int64)])
@@ -67,8 +61,7 @@ class Texts(Iterable[str]):
         return (text for e in self.split.examples() for text in (e.text, e.text_pair) if text is not None)
 
 
-@dataclass(frozen=True)
-class Leak:
+class Leak(NamedTuple):
     """How many `rows` of `split`, which are `of`, have a text that occurs in `other` too."""
 
     split: str
@@ -121,7 +114,18 @@ class DataSet:
 def open_data(source: DataSource) -> DataSet:
     """Locate the data and read it once, streaming; raise DataError at what would spoil training."""
     data = read_tables(source, locate(source))
-    return _with_splits(data, _make_splits(data))
+    train, carved = data.scans["train"], _carved(source, data.scans)
+    part = carve(train.hashes, train.strata, list(carved.values()), source.seed)
+    rows = {name: np.flatnonzero(part == number) for number, name in enumerate(["train", *carved])}
+    if source.limit is not None:
+        rows["train"] = rows["train"][subset(train.strata[rows["train"]], source.limit, source.seed)]
+    splits = {name: Split(name, train, index) for name, index in rows.items()}
+    for name, scanned in data.scans.items():
+        if name not in splits and scanned.rows:
+            splits[name] = Split(name, scanned, np.arange(scanned.rows))
+    if source.validation == "test":
+        splits["validation"] = replace(splits["test"], name="validation")
+    return _with_splits(data, splits)
 
 
 def open_labelled(source: DataSource, task: str, labels: list[str], split: str | None = None) -> DataSet:
@@ -181,9 +185,7 @@ def read_tables(
         scans[name] = scanned
     if training and scans["train"].rows and (cause := _cannot_carve(source, scans, str(schema.task))):
         problem(f"{tables['train'].name}: {cause}, or pass --validation and --test files")
-    if training and labels:
-        warnings += _label_warnings(scans["train"].counts, labels)
-    warnings += _row_warnings(scans, None if watch else quarantine_file(source))
+    warnings += _warnings(scans, labels or [] if training else [], None if watch else quarantine_file(source))
     return DataSet(source, schema, labels or [], scans, errors, warnings)
 
 
@@ -196,24 +198,21 @@ def find_leaks(hashes: Mapping[str, Hashes]) -> list[Leak]:
     ]
 
 
-def _label_warnings(counts: Mapping[str, int], labels: list[str]) -> list[str]:
-    warnings = []
+def _warnings(scans: Mapping[str, Scan], labels: list[str], quarantine: Path | None) -> list[str]:
+    """What is odd about the labels of the training rows, where they are to be judged, and about rows left out."""
+    warnings, counts = [], next(iter(scans.values())).counts
     if missing := [label for label in labels if label not in counts]:
         warnings.append(f"no training row has the label {', '.join(map(repr, missing[:5]))}")
-    if counts:
+    if labels and counts:
         most, least = max(counts, key=counts.__getitem__), min(counts, key=counts.__getitem__)
         if counts[most] > IMBALANCE * counts[least]:
             warnings.append(f"unbalanced: {most!r} has {counts[most]} training rows, {least!r} {counts[least]}")
-    return warnings
-
-
-def _row_warnings(scans: Mapping[str, Scan], quarantine: Path | None) -> list[str]:
-    counts = sum((scanned.bad.counts for scanned in scans.values()), Counter[str]())
-    unlabelled = counts.pop(UNLABELLED, 0)
-    warnings = [f"{unlabelled} rows without a label (-1) were dropped"] if unlabelled else []
-    if counts and quarantine:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
-        warnings.append(f"{counts.total()} bad rows set aside in {quarantine} ({kinds})")
+    bad = sum((scanned.bad.counts for scanned in scans.values()), Counter[str]())
+    if unlabelled := bad.pop(UNLABELLED, 0):
+        warnings.append(f"{unlabelled} rows without a label (-1) were dropped")
+    if bad and quarantine:
+        kinds = ", ".join(f"{count} {kind}" for kind, count in bad.most_common())
+        warnings.append(f"{bad.total()} bad rows set aside in {quarantine} ({kinds})")
     return warnings
 
 
@@ -252,18 +251,3 @@ def _with_splits(data: DataSet, splits: dict[str, Split]) -> DataSet:
     leaks = find_leaks({name: split.hashes for name, split in splits.items() if name != same})
     leaks = [leak for leak in leaks if leak.rows]
     return replace(data, splits=splits, leaks=leaks, warnings=[*data.warnings, *(leak.sentence() for leak in leaks)])
-
-
-def _make_splits(data: DataSet) -> dict[str, Split]:
-    source, train, carved = data.source, data.scans["train"], _carved(data.source, data.scans)
-    part = carve(train.hashes, train.strata, list(carved.values()), source.seed)
-    rows = {name: np.flatnonzero(part == number) for number, name in enumerate(["train", *carved])}
-    if source.limit is not None:
-        rows["train"] = rows["train"][subset(train.strata[rows["train"]], source.limit, source.seed)]
-    splits = {name: Split(name, train, index) for name, index in rows.items()}
-    for name, scanned in data.scans.items():
-        if name not in splits and scanned.rows:
-            splits[name] = Split(name, scanned, np.arange(scanned.rows))
-    if source.validation == "test":
-        splits["validation"] = replace(splits["test"], name="validation")
-    return splits

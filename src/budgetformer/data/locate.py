@@ -16,7 +16,6 @@ from budgetformer.data.sources import (
     BadRow,
     FileTable,
     RawRow,
-    Table,
     check_encoding,
     named_read_errors,
     spool_stdin,
@@ -197,6 +196,9 @@ class HubTable:
 
     def fingerprint(self) -> tuple[str, int]:
         return self.dataset._fingerprint, self.count()
+
+
+Table = FileTable | HubTable
 
 
 def hub_tables(name: str, config: str | None, *, offline: bool) -> dict[str, Table]:

@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.data.examples import BadRows, Example, Schema, choose_columns, infer_task
-from budgetformer.data.locate import DataSource
-from budgetformer.data.sources import RawRow, Table
+from budgetformer.data.locate import DataSource, Table
+from budgetformer.data.sources import RawRow
 from budgetformer.data.splits import Hashes, pool_rare, quantile_bins, text_hash
 from budgetformer.errors import DataError
 

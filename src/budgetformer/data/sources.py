@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, Protocol, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from budgetformer.errors import DataError, MissingExtraError, UsageError
 
@@ -154,15 +154,14 @@ def spool_stdin() -> Path:
     if sys.stdin.isatty():
         raise UsageError("data '-' means standard input, but nothing is piped into it")
     handle, name = tempfile.mkstemp(prefix="budgetformer-stdin-")
-    path = Path(name)
-    atexit.register(path.unlink, missing_ok=True)
+    atexit.register(os.unlink, name)
     try:
-        with os.fdopen(handle, "wb") as spool:
+        with open(handle, "wb") as spool:
             shutil.copyfileobj(sys.stdin.buffer, spool)
     except OSError as error:
-        cause = f"cannot be kept in {path.parent} ({error.strerror}): set TMPDIR to another folder"
+        cause = f"cannot be kept in {Path(name).parent} ({error.strerror}): set TMPDIR to another folder"
         raise DataError(f"standard input {cause}") from None
-    return path
+    return Path(name)
 
 
 class RawRow(NamedTuple):
@@ -173,30 +172,9 @@ class RawRow(NamedTuple):
     fields: dict[str, Any]
 
 
-class Table(Protocol):
-    """Rows that can be read again and again, in the same order."""
-
-    @property
-    def name(self) -> str: ...
-
-    def rows(self) -> Iterator[RawRow | BadRow]: ...
-
-    def label_names(self, column: str) -> tuple[str, ...]:
-        """The names behind the integer labels of a column; empty if the labels name themselves."""
-        ...
-
-    def count(self) -> int:
-        """How many rows, bad ones included."""
-        ...
-
-    def fingerprint(self) -> tuple[str, int]:
-        """A digest of all that the table holds, and about how many rows that is."""
-        ...
-
-
 @dataclass(frozen=True)
 class FileTable:
-    """A data file. `where` keeps only the rows whose column holds a value."""
+    """A data file. `where` keeps only the rows whose column holds a value. Reading again gives the same rows."""
 
     path: Path
     name: str
@@ -212,20 +190,21 @@ class FileTable:
         return (row for row in rows if isinstance(row, BadRow) or row.fields.get(column) == value)
 
     def label_names(self, column: str) -> tuple[str, ...]:
+        """The names behind the integer labels of a column; empty if the labels name themselves."""
         return self.names
 
     @property
     def is_parquet(self) -> bool:
-        return sniff(self.path, self.name, self.encoding).kind == "parquet"
+        return sniff(self.path, self.name, self.encoding)[0] == "parquet"
 
     def count(self) -> int:
+        """How many rows, bad ones included."""
         if not self.is_parquet:
             return sum(1 for _ in self.rows())
-        import pyarrow.parquet
-
-        return int(pyarrow.parquet.read_metadata(self.path).num_rows)
+        return int(load_pyarrow().parquet.read_metadata(self.path).num_rows)
 
     def fingerprint(self) -> tuple[str, int]:
+        """A digest of all that the table holds, and about how many rows that is."""
         digest, lines = hashlib.sha256(), 0
         with open_bytes(self.path) as stream:
             while chunk := _read(stream, 2**20, self.name):
@@ -238,13 +217,13 @@ def read_rows(path: Path | str, *, name: str | None = None, encoding: str = "utf
     """Stream a file's rows; broken ones come as `BadRow`, in their place. `name` is what messages call it."""
     path = Path(path)
     name = name or str(path)
-    format_ = sniff(path, name, encoding)
-    if format_.kind == "parquet":
+    kind, dialect = sniff(path, name, encoding)
+    if kind == "parquet":
         yield from _parquet_rows(path, name)
         return
     with closing(Lines(path, name, encoding)) as lines, named_read_errors(name):
         try:
-            yield from _json_rows(lines) if format_.kind == "jsonl" else _delimited_rows(lines, format_)
+            yield from _json_rows(lines) if kind == "jsonl" else _delimited_rows(lines, dialect)
         except DAMAGED as error:
             cause = f"the compressed data is cut short or damaged ({error}): copy or compress the file again"
             raise DataError(f"{name}, after line {lines.number}: {cause}") from None
@@ -253,27 +232,20 @@ def read_rows(path: Path | str, *, name: str | None = None, encoding: str = "utf
             raise DataError(f"{name}, after line {lines.number}: {cause}") from None
 
 
-class Format(NamedTuple):
-    """csv, tsv, jsonl or parquet; of the first two, what separates fields and whether a quote may enclose one."""
-
-    kind: str
-    delimiter: str = ""
-    quoted: bool = True
-
-
 def format_by_name(path: Path) -> str:
     """csv, tsv, jsonl or parquet by the file's ending, compressed or not; empty if it says nothing."""
     suffixes = [suffix.lower() for suffix in path.suffixes if suffix.lower() not in (".gz", ".xz")]
     return FORMATS.get(suffixes[-1], "") if suffixes else ""
 
 
-def sniff(path: Path, name: str, encoding: str) -> Format:
-    """The format of a file: by its name, else (and for standard input) by how it starts."""
+def sniff(path: Path, name: str, encoding: str) -> tuple[str, dict[str, Any]]:
+    """The format of a file, by its name, else (and for standard input) by how it starts: csv (whatever separates its
+    fields), jsonl or parquet; and what `csv.reader` has to know."""
     kind = format_by_name(path)
     with open_bytes(path) as stream:
         head = _read(stream, 2**16, name)
     if head.startswith(b"PAR1"):
-        return Format("parquet")
+        return "parquet", {}
     if kind == "parquet":
         raise DataError(f"{name}: this is no Parquet file (it starts with {head[:4]!r}): name it after its format")
     text = head.decode(check_encoding(encoding), "replace")
@@ -283,19 +255,18 @@ def sniff(path: Path, name: str, encoding: str) -> Format:
     if kind == "jsonl" and start.startswith("["):
         raise DataError(f"{name}: this is one JSON array, not JSON lines: convert it with jq -c '.[]'")
     if kind == "jsonl":
-        return Format("jsonl")
+        return "jsonl", {}
     delimiter = "\t" if kind == "tsv" else max(",", "\t", ";", key=start.split("\n", 1)[0].count)
-    quoted = delimiter != "\t" or not _plain_tabs(text)
-    return Format(kind or ("tsv" if delimiter == "\t" else "csv"), delimiter, quoted)
+    plain = delimiter == "\t" and _plain_tabs(text)
+    return "csv", {"delimiter": delimiter, "quoting": csv.QUOTE_NONE if plain else csv.QUOTE_MINIMAL}
 
 
 def _plain_tabs(text: str) -> bool:
     """Whether a quote means nothing special here: some field opens with one and does not close it."""
     lines = text.split("\n")[:-1]
-    width = lines[0].count("\t") if lines else 0
     quoted = [field for line in lines for field in line.rstrip("\r").split("\t") if field.startswith('"')]
     loose = any(not re.fullmatch(r'"([^"]|"")*"', field) for field in quoted)
-    return loose and all(line.count("\t") == width for line in lines if line)
+    return loose and all(line.count("\t") == lines[0].count("\t") for line in lines if line)
 
 
 def _json_rows(lines: Lines) -> Iterator[RawRow | BadRow]:
@@ -323,10 +294,8 @@ def _json_object(text: str) -> dict[str, Any]:
     return value
 
 
-def _delimited_rows(lines: Lines, format_: Format) -> Iterator[RawRow | BadRow]:
-    quoting: Any = csv.QUOTE_MINIMAL if format_.quoted else csv.QUOTE_NONE
-    reader = csv.reader(lines, delimiter=format_.delimiter, quoting=quoting)
-    header: list[str] = []
+def _delimited_rows(lines: Lines, dialect: dict[str, Any]) -> Iterator[RawRow | BadRow]:
+    reader, header = csv.reader(lines, **dialect), list[str]()
     while True:
         lines.start_record()
         try:
@@ -363,12 +332,17 @@ def _next_record(reader: Iterator[list[str]], lines: Lines) -> list[str]:
     return values
 
 
-def _parquet_rows(path: Path, name: str) -> Iterator[RawRow]:
+def load_pyarrow() -> Any:
+    """The package, with its module for Parquet."""
     try:
-        import pyarrow
         import pyarrow.parquet
     except ImportError:
         raise MissingExtraError("data", "pyarrow") from None
+    return pyarrow
+
+
+def _parquet_rows(path: Path, name: str) -> Iterator[RawRow]:
+    pyarrow = load_pyarrow()
     try:
         with pyarrow.parquet.ParquetFile(path) as parquet:
             batches = parquet.iter_batches(batch_size=1024)

@@ -10,22 +10,15 @@ import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from budgetformer.data.examples import BadRows, Example, Schema, choose_columns, read_examples
-from budgetformer.data.locate import DataSource, choose_split, locate
+from budgetformer.data.locate import DataSource, Table, choose_split, locate
 from budgetformer.data.scan import peek
-from budgetformer.data.sources import BadRow, FileTable, RawRow, Table, format_by_name, named_read_errors
+from budgetformer.data.sources import BadRow, FileTable, RawRow, format_by_name, load_pyarrow, named_read_errors
 from budgetformer.errors import DataError, UsageError
 
 WINDOW_ROWS, WINDOW_CHARS = 4096, 2**23
-
-
-class Window(NamedTuple):
-    """Rows that are scored together; `end` is how many of the input's rows were read when it was full."""
-
-    rows: list[Example]
-    end: int
 
 
 @dataclass(frozen=True)
@@ -38,25 +31,12 @@ class Input:
     bad: BadRows
     shard: range
 
-    def windows(self, done: int = 0) -> Iterator[Window]:
-        """The windows after the first `done` rows; rows before are checked again, so that bad ones are set aside."""
-        rows, chars, last = list[Example](), 0, 0
-        for number, example in self._examples():
-            if number <= done:
-                continue
-            size = sum(len(value) for value in example.fields.values() if isinstance(value, str))
-            next_block = (number - 1) // WINDOW_ROWS != (last - 1) // WINDOW_ROWS
-            if rows and (next_block or chars + size > WINDOW_CHARS):
-                yield Window(rows, last)
-                rows, chars = [], 0
-            rows.append(example)
-            chars, last = chars + size, number
-        if rows:
-            yield Window(rows, last)
+    def windows(self, done: int = 0) -> Iterator[tuple[list[Example], int]]:
+        """Rows that are scored together, and how many of the input's rows were read when they were enough.
 
-    def _examples(self) -> Iterator[tuple[int, Example]]:
-        """Each example with its number among the rows of all tables, from 1."""
-        number = self.shard.start
+        The first `done` rows are left out; they are only checked again, so that bad ones are set aside.
+        """
+        number = self.shard.start  # of the row last read, among the rows of all tables, from 1
 
         def numbered() -> Iterator[RawRow | BadRow]:
             nonlocal number
@@ -65,8 +45,19 @@ class Input:
                 number += 1
                 yield row
 
+        window, chars, last = list[Example](), 0, 0
         for example in read_examples(numbered(), self.columns, self.bad):
-            yield number, example
+            if number <= done:
+                continue
+            size = sum(len(value) for value in example.fields.values() if isinstance(value, str))
+            next_block = (number - 1) // WINDOW_ROWS != (last - 1) // WINDOW_ROWS
+            if window and (next_block or chars + size > WINDOW_CHARS):
+                yield window, last
+                window, chars = [], 0
+            window.append(example)
+            chars, last = chars + size, number
+        if window:
+            yield window, last
 
 
 def open_input(
@@ -74,15 +65,12 @@ def open_input(
 ) -> Input:
     """Find the tables and the columns: those that the run was trained on, unless the source names others."""
     tables = find_tables(source, split)
-    present = dict[str, None]()
-    columns = None
-    for table in tables:
-        here = peek(table)[1]
-        present.update(dict.fromkeys(here))
-        columns = columns or _columns(here, table.name, source, trained_on)
+    present = [peek(table)[1] for table in tables]
+    columns = _columns(present[0], tables[0].name, source, trained_on)
+    for table, here in zip(tables, present, strict=True):
         choose_columns(here, table.name, text=columns.text, text_pair=columns.text_pair, need_label=False)
-    assert columns is not None
-    return Input(tables, list(present), columns, bad, _shard_rows(tables, *shard))
+    every = list(dict.fromkeys(itertools.chain.from_iterable(present)))
+    return Input(tables, every, columns, bad, _shard_rows(tables, *shard))
 
 
 def find_tables(source: DataSource, split: str | None = None) -> list[Table]:
@@ -141,9 +129,7 @@ def parquet_schema(tables: Sequence[Table]) -> Any:
     files = [table.path for table in tables if isinstance(table, FileTable) and table.is_parquet]
     if len(files) < len(tables):
         return None
-    import pyarrow
-    import pyarrow.parquet
-
+    pyarrow = load_pyarrow()
     schemas = [pyarrow.parquet.read_schema(file) for file in files]
     return pyarrow.unify_schemas(schemas, promote_options="permissive").remove_metadata()
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,13 @@ from budgetformer.engine.answers import Columns
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import DataError, UsageError
-from budgetformer.predict.input import Window, fingerprint, open_input, parquet_schema, read_shard
+from budgetformer.predict.input import fingerprint, open_input, parquet_schema, read_shard
 from budgetformer.predict.sinks import Sink, format_of, remove_parts
 from budgetformer.progress import View
 from budgetformer.runs.files import check_identity, read_json, write_json
 from budgetformer.runs.run import Run
+
+Windows = Iterator[tuple[list[Example], int]]  # see Input.windows
 
 
 @dataclass(frozen=True)
@@ -87,7 +89,9 @@ class Predictor:
         number, of = read_shard(request.shard)
         data = open_input(source, self.run.text_columns, split=request.split, shard=(number, of), bad=bad)
         names = answers.names(data.present)
-        log(data.columns.sentence() + _renamed(answers, names))
+        changed = [f"{old} as {new}" for old, new in zip(answers.kinds, names, strict=True) if old != new]
+        beside = f"; written beside the input's own: {', '.join(changed)}" if changed else ""
+        log(data.columns.sentence() + beside)
         contents, about = fingerprint(data.tables)
         options = self._options(request, data.columns.sentence())
         identity = {"model": self.run.digest, "input": contents, "options": options}
@@ -95,11 +99,10 @@ class Predictor:
             check_identity(saved["identity"], identity)
         added = dict(zip(names, answers.kinds.values(), strict=True))
         schema = parquet_schema(data.tables) if output and format_of(output) == "parquet" else None
-        escape = request.escape_formulas
-        sink = Sink(output, data.present, added, header=number == 1, schema=schema, escape=escape)
+        sink = Sink(output, data.present, added, header=number == 1, schema=schema, escape=request.escape_formulas)
         progress = Progress(**saved["progress"]) if saved else Progress()
         job = _Job(self.scorer, answers, names, sink, output and _state_file(output), identity, progress)
-        view = View(min(about, len(data.shard)), progress.read, unit="row")
+        view, began = View(min(about, len(data.shard)), progress.read, unit="row"), time.monotonic()
         gc.freeze()  # rows make many small objects: collecting them must not walk all that is imported
         try:
             job.run(data.windows(progress.read), data.columns.text_pair is not None, view)
@@ -107,7 +110,7 @@ class Predictor:
             gc.unfreeze()
             view.close()
         done = job.progress
-        return Summary(done.written, done.cut, bad.bad, done.written - progress.written, time.monotonic() - job.began)
+        return Summary(done.written, done.cut, bad.bad, done.written - progress.written, time.monotonic() - began)
 
     def _options(self, request: Request, columns: str) -> dict[str, Any]:
         """All that the output's bytes depend on beside the model and the input."""
@@ -131,9 +134,8 @@ class _Job:
     state: Path | None
     identity: dict[str, Any]
     progress: Progress
-    began: float = field(default_factory=time.monotonic)
 
-    def run(self, windows: Iterator[Window], pairs: bool, view: View) -> None:
+    def run(self, windows: Windows, pairs: bool, view: View) -> None:
         self.sink.open(self.progress.windows, self.progress.size)
         if not self.progress.complete:
             self._save()
@@ -143,15 +145,15 @@ class _Job:
         self.sink.finish()
         if self.state:
             self.state.unlink(missing_ok=True)
-        self.sink.clean()
+            remove_parts(self.sink.folder)
 
-    def _stream(self, windows: Iterator[Window], pairs: bool, view: View) -> None:
-        before = self.progress.written
+    def _stream(self, windows: Windows, pairs: bool, view: View) -> None:
+        before, began = self.progress.written, time.monotonic()
         with ThreadPoolExecutor(1) as reader, ThreadPoolExecutor(1) as writer:
             coming = reader.submit(next, windows, None)
             writing: Future[None] | None = None
             while (window := coming.result()) is not None:
-                rows = window.rows
+                rows, _ = window
                 with _placed(rows):  # on all cores; beside the model it would slow that more
                     seconds = [e.text_pair or "" for e in rows] if pairs else None
                     table = self.scorer.encode([e.text for e in rows], seconds)
@@ -159,26 +161,23 @@ class _Job:
                 scores = self.scorer.run(table)
                 if writing:
                     writing.result()
-                    rate = (self.progress.written - before) / (time.monotonic() - self.began)
+                    rate = (self.progress.written - before) / (time.monotonic() - began)
                     view.step(self.progress.read, {"rows/s": round(rate)})
-                writing = writer.submit(self._commit, window, scores)
+                writing = writer.submit(self._commit, *window, scores)
             if writing:
                 writing.result()
 
-    def _commit(self, window: Window, scores: Scores) -> None:
-        added = set(self.names)
-        with _placed(window.rows):
-            rows = []
-            for number, (example, values) in enumerate(zip(window.rows, self.answers.rows(scores), strict=True)):
+    def _commit(self, window: list[Example], end: int, scores: Scores) -> None:
+        added, rows = set(self.names), []
+        with _placed(window):
+            for number, (example, values) in enumerate(zip(window, self.answers.rows(scores), strict=True)):
                 if not added.isdisjoint(example.fields):
                     name = min(added & example.fields.keys())
                     raise TextError(number, f"the field {name!r} is one that predict adds: rename it in the input")
                 rows.append({**example.fields, **dict(zip(self.names, values, strict=True))})
             size = self.sink.write(rows)
         done, cut = self.progress, int(scores.table.truncated.sum())
-        self.progress = Progress(
-            window.end, done.windows + 1, done.size + size, done.written + len(rows), done.cut + cut
-        )  # fmt: skip
+        self.progress = Progress(end, done.windows + 1, done.size + size, done.written + len(rows), done.cut + cut)
         self._save()
 
     def _save(self) -> None:
@@ -223,8 +222,3 @@ def _claim(output: Path | None, resume: bool, overwrite: bool) -> dict[str, Any]
         raise UsageError(f"{output} exists: give another -o, or replace it with --overwrite")
     state.unlink(missing_ok=True)  # before anything that it speaks of is touched
     return None
-
-
-def _renamed(answers: Columns, names: list[str]) -> str:
-    changed = [f"{old} as {new}" for old, new in zip(answers.kinds, names, strict=True) if old != new]
-    return f"; written beside the input's own: {', '.join(changed)}" if changed else ""

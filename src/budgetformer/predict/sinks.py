@@ -18,9 +18,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from budgetformer.data.sources import FORMATS
+from budgetformer.data.sources import FORMATS, load_pyarrow
 from budgetformer.data.tokens import TextError
-from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageError
+from budgetformer.errors import DataError, ModelError, UsageError
 from budgetformer.runs.files import flush, named_write_errors
 
 Row = dict[str, Any]
@@ -99,11 +99,6 @@ class Sink:
                 joined.replace(self.output)
                 flush(self.output.parent)
 
-    def clean(self) -> None:
-        """Remove what is not needed once the output has its name."""
-        if self.output:
-            remove_parts(self.folder)
-
     def _parts(self) -> list[Path]:
         return [self._part(number) for number in range(self.count)]
 
@@ -176,12 +171,8 @@ class _Parquet:
     """Parquet, whose schema is the union of all windows': a column keeps the type it has in Parquet input."""
 
     def __init__(self, columns: Sequence[str], added: dict[str, str], schema: Any) -> None:
-        try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise MissingExtraError("data", "pyarrow") from None
-        self.arrow, self.parquet, self.columns, self.added = pyarrow, pyarrow.parquet, [*columns, *added], added
+        self.arrow = pyarrow = load_pyarrow()
+        self.parquet, self.columns, self.added = pyarrow.parquet, [*columns, *added], added
         text, number = pyarrow.string(), pyarrow.float64()
         kinds = {"text": text, "texts": pyarrow.list_(text), "number": number, "numbers": pyarrow.list_(number),
                  "flag": pyarrow.bool_()}  # fmt: skip

@@ -75,7 +75,7 @@ class RunRows:
                 raise DataError(f"the run's own rows cannot be had ({error}): give labelled rows") from None
         asked = DataSource(source) if isinstance(source, str) else source
         rows = self.open_labelled(asked, split)
-        if split is None and rows.rows.digest in (self.record.get("data_digests") or {}).values():
+        if split is None and rows.rows.table.digest in (self.record.get("data_digests") or {}).values():
             with suppress(DataError):
                 return self.training_data(prefer, asked, unseen=unseen)
         return self._without_training_rows(rows, drop=split is None, always=unseen)

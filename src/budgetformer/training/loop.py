@@ -31,7 +31,6 @@ from budgetformer.evaluate import Evaluation, summarize
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.progress import View
 from budgetformer.runs.files import named_write_errors, recover_directories, write_directory
-from budgetformer.training.accelerator import make_accelerator
 from budgetformer.training.checkpoint import Checkpoints, History, State
 from budgetformer.training.pretrained import Teacher
 from budgetformer.training.recipe import Recipe
@@ -74,21 +73,23 @@ class Fit:
         identity: dict[str, Any],
         *,
         seed: int,
-        accelerator: Accelerator | None = None,
+        accelerator: Accelerator,
         tensorboard: bool = False,
         quiet: bool = False,
         teacher: Teacher = None,
     ) -> None:
-        self.accelerator = accelerator or make_accelerator(recipe)
-        self.teacher = teacher
+        self.accelerator, self.teacher = accelerator, teacher
         if isinstance(teacher, BudgetFormerForSequenceClassification):
-            teacher.to(self.accelerator.device)
-        self.model, self.train, self.validation = model.to(self.accelerator.device), train, validation
+            teacher.to(accelerator.device)
+        self.model, self.train, self.validation = model.to(accelerator.device), train, validation
         self.recipe, self.folder, self.seed = recipe, folder, seed
         self.optimizer = make_optimizer(model, recipe)
-        self.wrapped, self.stepper = self.accelerator.prepare(model, self.optimizer)
-        self.rank, self.world = self.accelerator.process_index, self.accelerator.num_processes
-        self.main = self.accelerator.is_main_process
+        self.wrapped, self.stepper = accelerator.prepare(model, self.optimizer)
+        self.rank, self.world, self.main = (
+            accelerator.process_index,
+            accelerator.num_processes,
+            accelerator.is_main_process,
+        )
         self.quiet = quiet or not self.main
         self.checkpoints = Checkpoints(folder / "checkpoints", identity)
         self.state = State()
@@ -131,10 +132,10 @@ class Fit:
             self._restore()
         if self.history:
             self.history.truncate(self.state.history_bytes)
-        view = View(self.planned, self.state.step, quiet=self.quiet)
+        view, patience = View(self.planned, self.state.step, quiet=self.quiet), self.recipe.patience or math.inf
         try:
             with _signals() as stop:
-                while self.state.epoch < self.recipe.epochs and not self._out_of_patience():
+                while self.state.epoch < self.recipe.epochs and self.state.stale_epochs < patience:
                     self._epoch(view, stop)
                     if self._any_process(stop.is_set()):  # the signal came while validating; the epoch's end was saved
                         raise Interrupted
@@ -144,9 +145,6 @@ class Fit:
                 self.history.close()
         self.accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)  # its own forward, without autocast
         return self.state
-
-    def _out_of_patience(self) -> bool:
-        return self.recipe.patience is not None and self.state.stale_epochs >= self.recipe.patience
 
     def _epoch(self, view: View, stop: threading.Event) -> None:
         state, batches = self.state, self._plan(self.state.epoch)
@@ -246,22 +244,23 @@ class Fit:
 
     def _log_step(self, sums: Mapping[str, Tensor], view: View) -> None:
         means, state = self._means(sums), self.state
+        shown = {"epoch": state.epoch + 1, "loss": means["loss"], "s": float(np.mean(means["s"]))}
         speed = state.tokens / max(1e-9, state.seconds)
-        s_mean, heads = float(np.mean(means["s"])), means["k"]
-        record = {
-            "kind": "step",
-            "step": state.step,
-            "epoch": state.epoch + 1,
-            "progress": self.progress,
-            "loss": means["loss"],
-            "parts": {k[5:]: v for k, v in means.items() if k.startswith("loss.")},
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "s_mean": s_mean,
-            "tokens_per_second": speed,
-        }
-        self._record(record)
-        shown = {"epoch": state.epoch + 1, "loss": means["loss"], "s": s_mean}
-        shown["heads by layer"] = f"{' '.join(f'{k:.1f}' for k in heads)} of {self.model.config.num_attention_heads}"
+        self._record(
+            {
+                "kind": "step",
+                "step": state.step,
+                "epoch": state.epoch + 1,
+                "progress": self.progress,
+                "loss": means["loss"],
+                "parts": {k[5:]: v for k, v in means.items() if k.startswith("loss.")},
+                "lr": self.optimizer.param_groups[0]["lr"],
+                "s_mean": shown["s"],
+                "tokens_per_second": speed,
+            }
+        )
+        heads = " ".join(f"{k:.1f}" for k in means["k"])
+        shown["heads by layer"] = f"{heads} of {self.model.config.num_attention_heads}"
         if state.best_score is not None:
             shown["best"] = state.best_score
         view.step(state.step, {**shown, "tokens/s": round(speed)})

@@ -41,7 +41,7 @@ def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str
     log(data.columns_chosen)
     for warning in data.warnings:
         log(f"warning: {warning}")
-    tokenizer = _tokenizer(data, recipe, folder, source.offline, log)
+    tokenizer = _tokenizer(data, recipe, folder, log)
     splits = {
         name: encode_split(split, data, tokenizer.backend_tokenizer, recipe.max_length)
         for name, split in data.splits.items()
@@ -53,9 +53,7 @@ def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str
     return Prepared(data, tokenizer, splits)
 
 
-def _tokenizer(
-    data: DataSet, recipe: Recipe, folder: Path, offline: bool, log: Callable[[str], None]
-) -> PreTrainedTokenizerFast:
+def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, log: Callable[[str], None]) -> PreTrainedTokenizerFast:
     if (folder / "tokenizer.json").exists():  # a resumed run, or another process was first
         return load_tokenizer(folder, offline=True)
     if name := recipe.tokenizer or recipe.base:
@@ -82,7 +80,11 @@ def label_options(prepared: Prepared, recipe: Recipe) -> dict[str, Any]:
         options["id2label"] = dict(enumerate(data.labels))
         options["label2id"] = {label: i for i, label in enumerate(data.labels)}
     if recipe.class_weights == "balanced":
-        options["class_weights"] = _balanced(prepared.splits["train"].labels, len(data.labels), data.task)
+        if data.task != "single":
+            raise UsageError("class_weights=balanced is for single-label classification: give none")
+        labels = np.asarray(prepared.splits["train"].labels)
+        rarity = len(labels) / (len(data.labels) * np.maximum(1, np.bincount(labels, minlength=len(data.labels))))
+        options["class_weights"] = rarity.tolist()
     return options
 
 
@@ -99,10 +101,3 @@ def make_config(prepared: Prepared, recipe: Recipe) -> BudgetFormerConfig:
             "lower the one or raise the other (--set model.max_position_embeddings=...)"
         )
     return config
-
-
-def _balanced(labels: Any, classes: int, task: str) -> list[float]:
-    if task != "single":
-        raise UsageError("class_weights=balanced is for single-label classification: give none")
-    counts = np.bincount(labels, minlength=classes)
-    return [float(w) for w in len(labels) / (classes * np.maximum(1, counts))]

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save
 
 from budgetformer.calibrate import depth_report
 from budgetformer.data.splits import sample_rows
@@ -20,10 +19,9 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_card, write_report
-from budgetformer.runs.files import LOCK, locked, read_json, write_bytes, write_json
+from budgetformer.runs.files import LOCK, locked, read_json, write_json
 from budgetformer.runs.provenance import environment
 from budgetformer.runs.record import FORMAT_VERSION, check_format
-from budgetformer.runs.rows import TRAINING_ROWS
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.recipe import Recipe
 
@@ -102,10 +100,7 @@ def record_of(
     prepared: Prepared, recipe: Recipe, model: BudgetFormerForSequenceClassification, folder: Path
 ) -> dict[str, Any]:
     """run.json as training begins."""
-    data, config = prepared.data, model.config
-    columns = data.schema
-    provenance = environment()
-    place = Path(data.source.data)
+    data, config, place, provenance = prepared.data, model.config, Path(prepared.data.source.data), environment()
     return {
         "format_version": FORMAT_VERSION,
         "budgetformer": provenance["budgetformer"],
@@ -121,7 +116,7 @@ def record_of(
         "splits": {name: len(split) for name, split in prepared.splits.items()},
         "cut": {name: int(split.truncated.sum()) for name, split in prepared.splits.items()},
         "columns": data.columns_chosen,
-        "text_columns": [columns.text, columns.text_pair] if columns.text_pair else [columns.text],
+        "text_columns": [column for column in (data.schema.text, data.schema.text_pair) if column],
         "warnings": data.warnings,
         "max_length": recipe.max_length,
         "model": {
@@ -134,11 +129,6 @@ def record_of(
         "recipe": recipe.to_json(),
         "environment": provenance,
     }
-
-
-def write_training_rows(prepared: Prepared, folder: Path) -> None:
-    """The hashes of the training texts, so that evaluation can tell which rows of a file were trained on."""
-    write_bytes(folder / TRAINING_ROWS, save({"hashes": prepared.data.splits["train"].hashes}))
 
 
 def write_examples(prepared: Prepared, folder: Path) -> None:

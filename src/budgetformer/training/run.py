@@ -6,50 +6,90 @@ history.jsonl, run.json, examples.json, report.html, checkpoints/, and baseline/
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from accelerate import Accelerator
-from safetensors.torch import load_file
+from accelerate.state import AcceleratorState
+from accelerate.utils import InitProcessGroupKwargs
+from safetensors.numpy import load_file, save
+from safetensors.torch import load_file as load_weights
 
-from budgetformer.data import DataSource, encode_split
+from budgetformer.calibrate import exit_curve
+from budgetformer.data import DataSource, TokenTable, encode_split
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.errors import ModelError
+from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import fit_temperatures
+from budgetformer.exits import DISAGREEMENT, fit_rule
 from budgetformer.models.bases import read_base
 from budgetformer.models.importance import calibrate_thresholds
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import (
     check_identity,
     hash_files,
+    named_read_errors,
     named_write_errors,
+    write_bytes,
     write_directory,
     write_files,
     write_json,
 )
+from budgetformer.runs.rows import TRAINING_ROWS
 from budgetformer.runs.run import Run
 from budgetformer.training import record as records
-from budgetformer.training.accelerator import make_accelerator
-from budgetformer.training.depth import fit_exit_rule, fit_words_stage
 from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe, sample_batches
-from budgetformer.training.recipe import Recipe
+from budgetformer.training.recipe import Recipe, check_known
+from budgetformer.words import Words, fit_words, out_of_fold
 
 _CHECKED_ROWS = 64  # rows whose predictions must be the same after saving and loading
+_BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
+_WORDS = ("idf", "weights", "bias")
+_SOURCE = {field.name for field in fields(DataSource)} - {"data", "seed"}
+_RECIPE = {field.name for field in fields(Recipe)} - {"base", "preset"}
 
 # Called with the finished model, before the run counts as done: data, folder, model, what it did on the final split.
 OnFinished = Callable[[Prepared, Path, BudgetFormerForSequenceClassification, Scores], None]
 
 
 def train(
+    data: str | os.PathLike[str],
+    *,
+    output: str | os.PathLike[str] = "run",
+    base: str | os.PathLike[str] | None = None,
+    preset: str | None = None,
+    seed: int = 0,
+    with_baseline: bool = False,
+    resume: bool = False,
+    quiet: bool = False,
+    **options: Any,
+) -> Run:
+    """Train a classifier on `data` into the directory `output`, as `budgetformer train` does, and open it.
+
+    `base` is a pretrained encoder, by directory or hub name, that gets head budgets; else a preset says what is trained
+    from scratch. Options are those of DataSource, such as text="review", label="verdict", validation="held_out.csv",
+    and those of Recipe, such as epochs=3, learning_rate=5e-5, max_length=128, class_weights="balanced".
+    """
+    check_known(options, _SOURCE | _RECIPE, "train: option")
+    source = DataSource(os.fspath(data), seed=seed, **{k: v for k, v in options.items() if k in _SOURCE})
+    recipe = Recipe.make(preset, base=None if base is None else os.fspath(base))
+    recipe = recipe.changed({k: v for k, v in options.items() if k in _RECIPE}, where="train")
+    train_run(source, recipe, Path(output), with_baseline=with_baseline, resume=resume, quiet=quiet)
+    return Run.open(Path(output))
+
+
+def train_run(
     source: DataSource,
     recipe: Recipe,
     folder: Path,
@@ -95,19 +135,39 @@ def train(
     return result
 
 
+def make_accelerator(recipe: Recipe) -> Accelerator:
+    """accelerate with the recipe's precision; fp32 unless asked."""
+    cpu = not torch.accelerator.is_available()
+    if cpu and recipe.precision == "fp16":
+        raise UsageError("precision=fp16 needs a GPU: use fp32 on a CPU")
+    if cpu and recipe.precision == "bf16":  # some CPUs advertise instructions that their host forbids, and die
+        probe = subprocess.run([sys.executable, "-c", _BF16_PROBE], capture_output=True)
+        if probe.returncode:
+            raise UsageError(
+                "precision=bf16: a bf16 product ends the process on this CPU; use fp32, or try "
+                "ONEDNN_MAX_CPU_ISA=AVX512_CORE_BF16 in the environment"
+            )
+    patient = InitProcessGroupKwargs(timeout=timedelta(days=1))  # others wait while one evaluates and reports
+    precision = "no" if recipe.precision == "fp32" else recipe.precision
+    if AcceleratorState._shared_state and AcceleratorState().mixed_precision != precision:
+        AcceleratorState._reset_state()  # a run before this one, in the same process, had another precision
+    return Accelerator(cpu=cpu, mixed_precision=precision, kwargs_handlers=[patient])
+
+
 def train_seeds(
     source: DataSource, recipe: Recipe, folder: Path, seeds: int, *, resume: bool = False, **options: Any
-) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+) -> dict[str, Any]:
     """Repeat with several training seeds on the same splits; each in its own directory, the spread in seeds.json."""
     results, numbers = [], list(range(source.seed, source.seed + seeds))
     for seed in numbers:
         place = folder / f"seed-{seed}"
-        results.append(train(source, recipe, place, seed=seed, resume=resume and records.has_begun(place), **options))
+        again = resume and records.has_begun(place)
+        results.append(train_run(source, recipe, place, seed=seed, resume=again, **options))
     if not results[0]:  # not the main process
-        return results, {}
+        return {}
     summary = {"seeds": numbers, "models": records.summarize_seeds(results)}
     write_json(folder / "seeds.json", summary)
-    return results, summary
+    return summary
 
 
 @dataclass(frozen=True, eq=False)
@@ -169,7 +229,7 @@ class _Session:
         )  # fmt: skip
         record = {**records.record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
         if main:
-            records.write_training_rows(prepared, folder)
+            write_bytes(folder / TRAINING_ROWS, save({"hashes": prepared.data.splits["train"].hashes}))
             if self.examples and begun is None:
                 records.write_examples(prepared, folder)
             write_json(record_file, record)
@@ -192,13 +252,57 @@ class _Session:
         return outcome
 
 
+def fit_words_stage(
+    model: BudgetFormerForSequenceClassification, table: TokenTable, file: Path, seed: int
+) -> TokenTable:
+    """Fit the stage of words to the training rows; the rows come back with what words fitted without them say.
+
+    Both are written to `file`, and read from it where an interrupted run, or another process, has left it.
+    """
+    stage, config = model.stages.words, model.config
+    if stage is None:
+        return table
+    assert table.labels is not None
+    if file.exists():
+        with named_read_errors(file, "delete it and resume"):
+            saved = load_file(file)
+    else:
+        task = (table, np.asarray(table.labels), config.labels, config.task)
+        bits = config.stages.options.word_bits
+        words = fit_words(*task, bits=bits)
+        saved = {name: getattr(words, name) for name in _WORDS}
+        saved["out_of_fold"] = out_of_fold(*task, bits=bits, seed=seed)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_bytes(file, save(saved))
+    stage.fill(Words(*(saved[name] for name in _WORDS)))
+    return replace(table, words_logits=saved["out_of_fold"])
+
+
+def fit_exit_rule(model: BudgetFormerForSequenceClassification, validation: TokenTable) -> None:
+    """Fit P(disagree) of each stage, the curve that budgets are read from, and the limit of `learned`.
+
+    Every other validation row is used: the rest is left for `calibrate`, which needs rows that the rule has not seen.
+    """
+    exits = model.config.exits
+    if not exits or model.config.task == "regression":
+        return
+    exits.update(rule=(), curve=(), limit=0.0)
+    scores = score(TorchEngine(model), validation.select(np.arange(0, len(validation), 2)), "exit:0")
+    assert scores.stage_logits is not None
+    exits["rule"] = fit_rule(scores.stage_logits, model.config.task)
+    curve = exit_curve(scores, model.config.spec)
+    exits["curve"] = [(point["cost"], point["limit"]) for point in curve if point["limit"] < np.inf]
+    safe = [point["limit"] for point in curve if point["disagreement"] <= DISAGREEMENT]
+    exits["limit"] = max(safe, default=0.0)
+
+
 def _save_model(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
     """Keep the chosen model, and check that it loads and predicts the same."""
     write_directory(fit.checkpoints.folder / "last", fit.save_model)
     if recipe.keep == "best":
         best = fit.checkpoints.best(fit.state)
         complete = not fit.model.config.delta  # the rest of a delta's weights never changed
-        fit.model.load_state_dict(load_file(best / "model.safetensors"), strict=complete)
+        fit.model.load_state_dict(load_weights(best / "model.safetensors"), strict=complete)
         fit.model.config.training_progress = type(fit.model.config).from_pretrained(best).training_progress
     if fit.model.config.gate.ranks_layers:
         calibrate_thresholds(fit.model, sample_batches(prepared.splits["train"], fit.model, rows=256))
