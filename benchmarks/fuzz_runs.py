@@ -246,7 +246,7 @@ def make(folder: Path) -> tuple[dict[str, Path], Path]:
     from transformers import BertConfig, BertForSequenceClassification
 
     from budgetformer import BudgetFormerClassifier
-    from budgetformer.data import train_tokenizer
+    from budgetformer.data.tokenizer import train_tokenizer
 
     rows = write_rows(folder)
     texts, labels = zip(*(line.split(",") for line in rows.read_text().splitlines()[1:]), strict=True)

@@ -34,7 +34,11 @@ import numpy as np
 import torch
 
 from budgetformer.cost.measure import take_turns
-from budgetformer.data import DataSet, DataSource, collate, encode_split, load_tokenizer, open_data
+from budgetformer.data.batches import collate
+from budgetformer.data.dataset import DataSet, open_data
+from budgetformer.data.locate import DataSource
+from budgetformer.data.tokenizer import load_tokenizer
+from budgetformer.data.tokens import encode_split
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine

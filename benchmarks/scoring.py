@@ -23,7 +23,9 @@ from typing import Any
 import torch
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.data import DataSource, collate, eval_plan, train_tokenizer
+from budgetformer.data.batches import collate, eval_plan
+from budgetformer.data.locate import DataSource
+from budgetformer.data.tokenizer import train_tokenizer
 from budgetformer.predict.job import Predictor, Request
 from budgetformer.runs.record import FORMAT_VERSION
 from budgetformer.runs.run import Run

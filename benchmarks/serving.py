@@ -44,7 +44,7 @@ HALF_HEADER = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1"
 def make_run(folder: Path) -> Path:
     """An untrained model with its tokenizer, as the directory of a run."""
     from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
-    from budgetformer.data import train_tokenizer
+    from budgetformer.data.tokenizer import train_tokenizer
     from budgetformer.runs.record import FORMAT_VERSION
     from budgetformer.training.recipe import PRESETS
 

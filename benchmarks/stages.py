@@ -30,7 +30,9 @@ import torch
 from retrofit import opened, source, tfidf
 from transformers import AutoModelForSequenceClassification
 
-from budgetformer.data import encode_split, load_tokenizer, open_data
+from budgetformer.data.dataset import open_data
+from budgetformer.data.tokenizer import load_tokenizer
+from budgetformer.data.tokens import encode_split
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import Scores, leave_early, score
 from budgetformer.engine.torch import TorchEngine

@@ -13,12 +13,14 @@ import typer
 
 import budgetformer
 from budgetformer.cli import app
-from budgetformer.data import DataSource
+from budgetformer.data.locate import DataSource
 
 PAGE = Path(__file__).with_name("reference.md")
 BELOW = {  # modules whose names are for users too; None: all that they export
     "budgetformer.nn": None,
-    "budgetformer.data": ("DataSource", "open_data", "encode_split"),
+    "budgetformer.data.locate": ("DataSource",),
+    "budgetformer.data.dataset": ("open_data",),
+    "budgetformer.data.tokens": ("encode_split",),
     "budgetformer.training.recipe": ("Recipe",),
     "budgetformer.engine.scores": ("Engine", "Scores", "score"),
     "budgetformer.evaluate": ("evaluate", "summarize"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from budgetformer.data import TokenTable
+from budgetformer.data.tokens import TokenTable
 
 
 def make_table(

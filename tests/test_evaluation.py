@@ -12,7 +12,7 @@ import torch
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.cost.flops import count
-from budgetformer.data import TokenTable
+from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.evaluate import cost_of, evaluate, is_correct, mcnemar, proportion, row_losses, summarize

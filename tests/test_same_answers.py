@@ -14,7 +14,7 @@ from transformers import pipeline
 
 import budgetformer
 from budgetformer import BudgetFormerClassifier
-from budgetformer.data import DataSource
+from budgetformer.data.locate import DataSource
 from budgetformer.engine.answers import named
 from tests.processes import command
 

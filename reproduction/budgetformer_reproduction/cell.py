@@ -14,8 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from budgetformer.data import Example, encode_split, load_tokenizer, open_data, train_tokenizer
-from budgetformer.data.dataset import Texts
+from budgetformer.data.dataset import Texts, open_data
+from budgetformer.data.examples import Example
+from budgetformer.data.tokenizer import load_tokenizer, train_tokenizer
+from budgetformer.data.tokens import encode_split
 from budgetformer.engine.scores import Floats, Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import BudgetFormerError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from budgetformer.data import DataSource
+from budgetformer.data.locate import DataSource
 from budgetformer.errors import UsageError
 from budgetformer.runs.files import equal_as_json, read_json
 from budgetformer.training.recipe import Recipe

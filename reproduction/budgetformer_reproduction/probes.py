@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from budgetformer.data import TokenTable
+from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerForSequenceClassification

@@ -19,8 +19,8 @@ from sklearn.utils import check_consistent_length, check_random_state
 from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, validate_data
 
-from budgetformer.data import DataSource
 from budgetformer.data.examples import broken_unicode, label_text
+from budgetformer.data.locate import DataSource
 from budgetformer.data.splits import text_hash
 from budgetformer.data.tokenizer import tokenizer_files
 from budgetformer.dial import Dial

@@ -16,7 +16,9 @@ from tests.training.toy import write_reviews
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from budgetformer import calibrate as calibration
-from budgetformer.data import DataSource, encode_split, open_data
+from budgetformer.data.dataset import open_data
+from budgetformer.data.locate import DataSource
+from budgetformer.data.tokens import encode_split
 from budgetformer.engine.scores import score
 from budgetformer.runs.run import Run
 

@@ -12,8 +12,9 @@ from typer.testing import CliRunner, Result
 
 import budgetformer.cli.check  # noqa: F401 - registers the verb
 from budgetformer.cli import app
-from budgetformer.data import DataSource, train_tokenizer
 from budgetformer.data.check import check_data, histogram
+from budgetformer.data.locate import DataSource
+from budgetformer.data.tokenizer import train_tokenizer
 
 
 def run(*arguments: object) -> Result:

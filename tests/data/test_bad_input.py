@@ -17,8 +17,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from budgetformer.data import DataSource, open_data, sources
+from budgetformer.data import sources
 from budgetformer.data.check import check_data
+from budgetformer.data.dataset import open_data
+from budgetformer.data.locate import DataSource
 from budgetformer.errors import BudgetFormerError, DataError, MissingExtraError, UsageError
 
 GOOD = "".join(f"text number {i},{'ab'[i % 2]}\n" for i in range(20))

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tables import make_table
 
-from budgetformer.data import TokenTable, collate, eval_plan, plan_epoch
+from budgetformer.data.batches import collate, eval_plan, plan_epoch
+from budgetformer.data.tokens import TokenTable
 from budgetformer.errors import UsageError
 
 LENGTHS = st.lists(st.integers(1, 64), max_size=300).map(lambda values: np.array(values, np.int64))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from budgetformer.data import DataSource, open_data, open_labelled
+from budgetformer.data.dataset import open_data, open_labelled
+from budgetformer.data.locate import DataSource
 from budgetformer.data.splits import overlap
 from budgetformer.errors import DataError, UsageError
 

@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.data import DataSource, open_data
+from budgetformer.data.dataset import open_data
+from budgetformer.data.locate import DataSource
 from budgetformer.data.sources import BadRow, RawRow, read_rows
 
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)

@@ -18,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.data import DataSource, open_data
+from budgetformer.data.dataset import open_data
 from budgetformer.data.examples import Example
+from budgetformer.data.locate import DataSource
 from budgetformer.data.scan import Spool
 from budgetformer.data.sources import FileTable, RawRow
 from budgetformer.data.splits import text_hash
@@ -126,7 +127,8 @@ def test_the_spool_has_no_name_so_nothing_is_left_after_a_kill(tmp_path: Path) -
     path = write(tmp_path / "d.csv", 30)
     (tmp_path / "tmp").mkdir()
     code = (
-        "import os, signal\nfrom budgetformer.data import DataSource, open_data\n"
+        "import os, signal\nfrom budgetformer.data.dataset import open_data\n"
+        "from budgetformer.data.locate import DataSource\n"
         f"data = open_data(DataSource({path!r}))\nassert len(list(data.splits['train'].examples())) == 24\n"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )

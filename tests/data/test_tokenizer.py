@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from budgetformer.data import DataSource, load_tokenizer, train_tokenizer
+from budgetformer.data.locate import DataSource
+from budgetformer.data.tokenizer import load_tokenizer, train_tokenizer
 from budgetformer.errors import DataError, ModelError, UsageError
 
 TEXTS = [f"The {a} fox jumped over {b} lazy dogs, naïvely: {a}{b}!" for a in ("quick", "Brown") for b in range(40)]
@@ -56,7 +57,7 @@ def test_a_trained_tokenizer_knows_its_texts() -> None:
 
 def test_training_gives_the_same_bytes_in_every_process() -> None:
     code = (
-        "import hashlib\nfrom budgetformer.data import train_tokenizer\n"
+        "import hashlib\nfrom budgetformer.data.tokenizer import train_tokenizer\n"
         f"t = train_tokenizer(iter({TEXTS!r}), vocab_size=150)\n"
         "print(hashlib.sha256(t.backend_tokenizer.to_str().encode()).hexdigest())"
     )
@@ -118,7 +119,7 @@ def test_what_is_no_tokenizer_is_refused(tmp_path: Path) -> None:
     for name, message in (
         ("vocab.txt", r"no \[PAD\], \[UNK\].*BERT's"),
         ("twice.txt", "'hello' occurs twice"),
-        ("latin.txt", "not UTF-8 at byte 3"),
+        ("latin.txt", r"'utf-8' codec can't decode byte 0xe9 in position 3.*: a vocabulary is UTF-8"),
         ("tokenizer.json", "a directory, a name on the hub, or a vocabulary file"),
         ("empty", "no tokenizer can be loaded in this directory"),
     ):
@@ -133,7 +134,7 @@ def test_a_vocabulary_that_may_not_be_read_is_said_to_be_so(vocabulary: Path, mo
         raise PermissionError(13, "Permission denied", str(vocabulary))
 
     monkeypatch.setattr(Path, "read_text", refuse)
-    with pytest.raises(ModelError, match=r"vocab.txt: cannot be read \(Permission denied\): check its permissions"):
+    with pytest.raises(ModelError, match=r"vocab.txt cannot be read: permission denied; let this user read it"):
         load_tokenizer(vocabulary)
 
 

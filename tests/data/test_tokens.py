@@ -11,18 +11,12 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 from transformers import AutoTokenizer, BertTokenizer, RobertaTokenizer, XLMRobertaTokenizer
 
-from budgetformer.data import (
-    DataSource,
-    TextEncoder,
-    TokenTable,
-    collate,
-    encode_split,
-    eval_plan,
-    open_data,
-    tokens,
-    train_tokenizer,
-)
-from budgetformer.data.dataset import DataSet
+from budgetformer.data import tokens
+from budgetformer.data.batches import collate, eval_plan
+from budgetformer.data.dataset import DataSet, open_data
+from budgetformer.data.locate import DataSource
+from budgetformer.data.tokenizer import train_tokenizer
+from budgetformer.data.tokens import TextEncoder, TokenTable, encode_split
 from budgetformer.errors import UsageError
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]

@@ -17,8 +17,8 @@ from tests.cli.test_train import command
 from tests.export.test_network import make_model
 from tests.tables import make_table
 
-from budgetformer.data import load_tokenizer
 from budgetformer.data.batches import Batch
+from budgetformer.data.tokenizer import load_tokenizer
 from budgetformer.dial import Dial
 from budgetformer.engine.onnx import OnnxEngine
 from budgetformer.engine.scores import Scores, score

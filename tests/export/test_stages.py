@@ -21,7 +21,7 @@ from tests.tables import make_table
 from tests.training.toy import review_rows
 
 from budgetformer import retrofit
-from budgetformer.data import TokenTable
+from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.onnx import OnnxEngine, StageGraph, session
 from budgetformer.engine.scores import leave_early, score

@@ -12,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification
 
-from budgetformer.data import TokenTable, collate, eval_plan
+from budgetformer.data.batches import collate, eval_plan
+from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError

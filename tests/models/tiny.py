@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedModel
 
-from budgetformer.data import train_tokenizer
+from budgetformer.data.tokenizer import train_tokenizer
 from tests.training.toy import BAD, GOOD, REST
 
 KINDS = ("bert", "roberta", "distilbert", "electra", "xlm-roberta", "modernbert")

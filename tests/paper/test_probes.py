@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from budgetformer.data import TokenTable
+from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification

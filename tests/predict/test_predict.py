@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from budgetformer.data import DataSource
+from budgetformer.data.locate import DataSource
 from budgetformer.predict import input as rows
 from budgetformer.predict.job import Predictor, Request
 from budgetformer.runs.run import Run

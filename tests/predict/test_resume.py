@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from budgetformer.data import DataSource
 from budgetformer.data.examples import BadRows, Schema
+from budgetformer.data.locate import DataSource
 from budgetformer.data.sources import BadRow, RawRow
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.predict import input as rows

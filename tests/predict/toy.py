@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from budgetformer import BudgetFormerConfig, BudgetFormerForSequenceClassification
-from budgetformer.data import train_tokenizer
+from budgetformer.data.tokenizer import train_tokenizer
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.runs.record import FORMAT_VERSION

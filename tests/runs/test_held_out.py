@@ -16,7 +16,7 @@ from tests.processes import command
 from tests.training.toy import write_reviews
 
 from budgetformer import Run
-from budgetformer.data import DataSource
+from budgetformer.data.locate import DataSource
 from budgetformer.errors import DataError, ModelError
 from budgetformer.evaluate import Evaluation
 from budgetformer.export.verify import CheckRows

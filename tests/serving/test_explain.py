@@ -312,7 +312,7 @@ def test_two_long_texts_stay_below_two_megabytes(tmp_path: Path, capsys: pytest.
         (
             ["{run}", "--text", "a", "-o", "{missing}/heads.html"],
             4,
-            "cannot be written (No such file or directory): give another file with -o",
+            "cannot be written (No such file or directory). Give another file with -o",
         ),
     ],
 )

@@ -17,7 +17,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from budgetformer import BudgetFormerForSequenceClassification
-from budgetformer.data import DataSource
+from budgetformer.data.locate import DataSource
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError

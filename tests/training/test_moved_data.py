@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from budgetformer.data import DataSource
+from budgetformer.data.locate import DataSource
 from budgetformer.errors import BudgetFormerError
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train_run

@@ -33,7 +33,7 @@ def explain(
 ) -> None:
     """Show which heads RUN uses for a text, where they look and what they cost, as one HTML file."""
     from budgetformer.cli.show import print_json
-    from budgetformer.errors import ModelError, UsageError
+    from budgetformer.errors import UsageError
     from budgetformer.explain import Explainer, describe, page
     from budgetformer.runs.files import write_text
     from budgetformer.runs.run import Run
@@ -50,11 +50,7 @@ def explain(
         return
     data, output = explainer.precompute(texts, dial), output or Path("heads.html")
     data["description"] = describe(opened.config, run)
-    try:
-        write_text(output, page(data))
-    except ModelError as error:
-        why = getattr(error.__cause__, "strerror", error)
-        raise ModelError(f"{output} cannot be written ({why}): give another file with -o") from None
+    write_text(output, page(data), "Give another file with -o")
     if data["maps"] in _LEFT_OUT:
         print(_LEFT_OUT[data["maps"]], file=sys.stderr)
     if not as_json:

@@ -110,12 +110,8 @@ def _continuations(rust: Tokenizer, alphabet: Iterable[str]) -> list[str]:
 
 
 def _from_vocabulary(path: Path) -> PreTrainedTokenizerFast:
-    try:
+    with named_read_errors(path, "a vocabulary is UTF-8, one piece per line"):
         text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ModelError(f"{path}: not UTF-8 at byte {error.start}: a vocabulary is UTF-8") from None
-    except OSError as error:
-        raise ModelError(f"{path}: cannot be read ({error.strerror}): check its permissions") from None
     pieces = [piece.rstrip("\r") for piece in text.rstrip("\r\n").split("\n")]
     missing = [piece for piece in SPECIAL if piece not in pieces]
     if missing:

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from budgetformer.data import TokenTable, collate
+from budgetformer.data.batches import collate
+from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
 from budgetformer.engine.scores import Scores

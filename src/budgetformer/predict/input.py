@@ -5,7 +5,6 @@ Where a window ends depends on the rows alone, so a resumed run and every shard 
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -63,25 +62,22 @@ class Input:
 def open_input(
     source: DataSource, trained_on: Sequence[str], *, split: str | None, shard: tuple[int, int], bad: BadRows
 ) -> Input:
-    """Find the tables and the columns: those that the run was trained on, unless the source names others."""
-    tables = find_tables(source, split)
+    """Find the tables and the columns: those that the run was trained on, unless the source names others.
+
+    The tables are the files of a folder by name, or one split of a data set: its test set, else validation, else train.
+    """
+    tables: list[Table] = [FileTable(file, str(file), source.encoding) for file in data_files(Path(source.data))]
+    if tables and split:
+        raise UsageError(f"--split {split}: {source.data} is a folder of files without splits: leave it out")
+    if not tables:
+        located = locate(source)
+        tables = [located[choose_split(located, split, source.data)]]
     present = [peek(table)[1] for table in tables]
     columns = _columns(present[0], tables[0].name, source, trained_on)
     for table, here in zip(tables, present, strict=True):
         choose_columns(here, table.name, text=columns.text, text_pair=columns.text_pair, need_label=False)
     every = list(dict.fromkeys(itertools.chain.from_iterable(present)))
     return Input(tables, every, columns, bad, _shard_rows(tables, *shard))
-
-
-def find_tables(source: DataSource, split: str | None = None) -> list[Table]:
-    """The files of a folder by name, or one split of a data set: its test set, else validation, else train."""
-    files = data_files(Path(source.data))
-    if files:
-        if split:
-            raise UsageError(f"--split {split}: {source.data} is a folder of files without splits: leave it out")
-        return [FileTable(file, str(file), source.encoding) for file in files]
-    tables = locate(source)
-    return [tables[choose_split(tables, split, source.data)]]
 
 
 def data_files(folder: Path) -> list[Path]:
@@ -96,7 +92,7 @@ def _columns(present: Sequence[str], file: str, source: DataSource, trained_on: 
     if len(trained_on) == 1 and text_pair:
         raise UsageError(f"--text-pair {text_pair}: the run was trained on single texts: leave it out")
     known = [*trained_on, None, None]
-    for asked, column, flag in ((text, known[0], "--text"), (text_pair, known[1], "--text-pair")):
+    for asked, column, flag in zip((text, text_pair), known, ("--text", "--text-pair"), strict=False):
         if asked is None and column is not None and column not in present:
             shown = ", ".join(map(repr, present[:20]))
             raise DataError(
@@ -132,9 +128,3 @@ def parquet_schema(tables: Sequence[Table]) -> Any:
     pyarrow = load_pyarrow()
     schemas = [pyarrow.parquet.read_schema(file) for file in files]
     return pyarrow.unify_schemas(schemas, promote_options="permissive").remove_metadata()
-
-
-def fingerprint(tables: Sequence[Table]) -> tuple[str, int]:
-    """A digest of all that the tables hold, and about how many rows that is."""
-    digests, rows = zip(*(table.fingerprint() for table in tables), strict=True)
-    return hashlib.sha256("".join(digests).encode()).hexdigest(), sum(rows)

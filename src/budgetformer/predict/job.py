@@ -7,6 +7,7 @@ it is on disk and OUT.progress.json says so.
 from __future__ import annotations
 
 import gc
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,7 +24,7 @@ from budgetformer.engine.answers import Columns
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Scores
 from budgetformer.errors import DataError, UsageError
-from budgetformer.predict.input import fingerprint, open_input, parquet_schema, read_shard
+from budgetformer.predict.input import open_input, parquet_schema, read_shard
 from budgetformer.predict.sinks import Sink, format_of, remove_parts
 from budgetformer.progress import View
 from budgetformer.runs.files import check_identity, read_json, write_json
@@ -92,7 +93,8 @@ class Predictor:
         changed = [f"{old} as {new}" for old, new in zip(answers.kinds, names, strict=True) if old != new]
         beside = f"; written beside the input's own: {', '.join(changed)}" if changed else ""
         log(data.columns.sentence() + beside)
-        contents, about = fingerprint(data.tables)
+        digests, counts = zip(*(table.fingerprint() for table in data.tables), strict=True)
+        contents = hashlib.sha256("".join(digests).encode()).hexdigest()
         options = self._options(request, data.columns.sentence())
         identity = {"model": self.run.digest, "input": contents, "options": options}
         if saved:
@@ -102,7 +104,7 @@ class Predictor:
         sink = Sink(output, data.present, added, header=number == 1, schema=schema, escape=request.escape_formulas)
         progress = Progress(**saved["progress"]) if saved else Progress()
         job = _Job(self.scorer, answers, names, sink, output and _state_file(output), identity, progress)
-        view, began = View(min(about, len(data.shard)), progress.read, unit="row"), time.monotonic()
+        view, began = View(min(sum(counts), len(data.shard)), progress.read, unit="row"), time.monotonic()
         gc.freeze()  # rows make many small objects: collecting them must not walk all that is imported
         try:
             job.run(data.windows(progress.read), data.columns.text_pair is not None, view)

@@ -22,9 +22,12 @@ COPY_AGAIN = "copy the directory again, or train or export again"
 _ANSWERS_COME_FROM = re.compile(r"config\.json|tokenizer.*\.json|special_tokens_map\.json|.*\.(safetensors|onnx)")
 
 
-def write_bytes(path: Path, content: bytes) -> None:
+_GO_ON = "What was saved before is intact: fix it and go on with --resume"
+
+
+def write_bytes(path: Path, content: bytes, remedy: str = _GO_ON) -> None:
     """Write a file so that a reader sees the old one or the new one, never a part."""
-    with named_write_errors(path):
+    with named_write_errors(path, remedy):
         temporary = _temporary(path)
         with temporary.open("wb") as file:
             file.write(content)
@@ -33,9 +36,9 @@ def write_bytes(path: Path, content: bytes) -> None:
         temporary.replace(path)
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, remedy: str = _GO_ON) -> None:
     """Write UTF-8 text as `write_bytes` writes bytes."""
-    write_bytes(path, text.encode())
+    write_bytes(path, text.encode(), remedy)
 
 
 def write_json(path: Path, data: Any) -> None:
@@ -111,9 +114,6 @@ def named_read_errors(path: Path, remedy: str) -> Iterator[None]:
         raise ModelError(f"{path} cannot be read ({reason}): {remedy}") from error
 
 
-_GO_ON = "What was saved before is intact: fix it and go on with --resume"
-
-
 @contextmanager
 def named_write_errors(path: Path, remedy: str = _GO_ON) -> Iterator[None]:
     """Turn a failed write into an error that says what to do; what was saved before stays."""
@@ -121,7 +121,7 @@ def named_write_errors(path: Path, remedy: str = _GO_ON) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
-        why = "the disk is full" if full else f"it cannot be written ({error})"
+        why = "the disk is full" if full else f"it cannot be written ({getattr(error, 'strerror', None) or error})"
         raise ModelError(f"{path}: {why}. {remedy}") from error
 
 

@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from budgetformer.data import DataSet, DataSource
-from budgetformer.data.dataset import Split, open_data, open_labelled
+from budgetformer.data.dataset import DataSet, Split, open_data, open_labelled
+from budgetformer.data.locate import DataSource
 from budgetformer.data.splits import overlap, sample_rows
 from budgetformer.errors import DataError, UsageError
 from budgetformer.runs.files import COPY_AGAIN, named_read_errors
@@ -90,9 +90,8 @@ class RunRows:
 
     def open_labelled(self, source: DataSource, split: str | None = None) -> HeldOut:
         """All rows of one split, read with the run's columns, task and labels."""
-        columns: dict[str, Any] = {key: getattr(source, key) or getattr(self.source, key) for key in _COLUMNS}
         task = {long: short for short, long in TASKS.items()}[self.record["task"]]
-        data = open_labelled(replace(source, **columns), task, self.record["labels"], split)
+        data = open_labelled(self.in_columns(source), task, self.record["labels"], split)
         return HeldOut(data, next(iter(data.splits)), data.warnings)
 
     def training_data(self, prefer: str, place: DataSource | None = None, *, unseen: bool = False) -> HeldOut:
@@ -132,7 +131,6 @@ class RunRows:
             held_out, note = held_out.select(~seen), f"{note} and are left out"
         return held_out._replace(notes=[*held_out.notes, note])
 
-    def unlabelled(self, source: DataSource) -> DataSource:
-        """Where the texts of a file are whose labels are not known: in the columns that the run was trained on."""
-        columns = {key: getattr(source, key) or getattr(self.source, key) for key in ("text", "text_pair", "data_dir")}
-        return replace(source, **columns)
+    def in_columns(self, source: DataSource) -> DataSource:
+        """A source read in the columns that the run was trained on, unless it names others."""
+        return replace(source, **{key: getattr(source, key) or getattr(self.source, key) for key in _COLUMNS})

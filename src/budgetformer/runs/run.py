@@ -25,10 +25,11 @@ from budgetformer.calibrate import (
     operating_points,
     write_calibration,
 )
-from budgetformer.data import DataSource, TextEncoder, TokenTable, encode_split
 from budgetformer.data.dataset import stream_examples
+from budgetformer.data.locate import DataSource
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokenizer import tokenizer_files
+from budgetformer.data.tokens import TextEncoder, TokenTable, encode_split
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.onnx import OnnxEngine
@@ -384,7 +385,7 @@ class Run:
     def _unlabelled(self, source: DataSource) -> TokenTable:
         """The texts of a file whose labels are not known."""
         encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
-        return encoder.table(stream_examples(self.rows.unlabelled(source)), self.pairs)
+        return encoder.table(stream_examples(self.rows.in_columns(source)), self.pairs)
 
 
 def load(folder: str | Path) -> Run:

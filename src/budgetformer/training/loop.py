@@ -23,7 +23,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from budgetformer.data import Batch, TokenTable, collate, plan_epoch
+from budgetformer.data.batches import Batch, collate, plan_epoch
+from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from transformers import PreTrainedTokenizerFast
 
-from budgetformer.data import DataSet, DataSource, TokenTable, encode_split, load_tokenizer, open_data, train_tokenizer
-from budgetformer.data.dataset import Texts
+from budgetformer.data.dataset import DataSet, Texts, open_data
+from budgetformer.data.locate import DataSource
+from budgetformer.data.tokenizer import load_tokenizer, train_tokenizer
+from budgetformer.data.tokens import TokenTable, encode_split
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.runs.files import write_files
 from budgetformer.runs.record import TASKS
 from budgetformer.training.recipe import Recipe
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from budgetformer.data import TokenTable, collate, eval_plan
+from budgetformer.data.batches import collate, eval_plan
 from budgetformer.data.splits import sample_rows
+from budgetformer.data.tokens import TokenTable
 from budgetformer.engine.scores import Floats, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError

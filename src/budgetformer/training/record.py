@@ -15,11 +15,11 @@ from budgetformer.calibrate import depth_report
 from budgetformer.data.splits import sample_rows
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.errors import ModelError, UsageError
+from budgetformer.errors import UsageError
 from budgetformer.evaluate import Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_card, write_report
-from budgetformer.runs.files import LOCK, locked, read_json, write_json
+from budgetformer.runs.files import LOCK, locked, named_write_errors, read_json, write_json
 from budgetformer.runs.provenance import environment
 from budgetformer.runs.record import FORMAT_VERSION, check_format
 from budgetformer.training.prepare import Prepared
@@ -54,10 +54,8 @@ def has_begun(folder: Path) -> bool:
 def claimed(folder: Path, resume: bool) -> Iterator[None]:
     """The directory of a run, made or gone on with, and locked. One that holds something else is left as it is."""
     _begins(folder, resume)
-    try:
+    with named_write_errors(folder, "Give another directory with -o"):
         folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ModelError(f"{folder} cannot be made ({error.strerror}): give another directory with -o") from None
     with locked(folder, "training"):
         if _begins(folder, resume):  # again, now that nobody else changes it
             for path in (path for path in folder.iterdir() if path.name != LOCK):

@@ -25,7 +25,8 @@ from safetensors.numpy import load_file, save
 from safetensors.torch import load_file as load_weights
 
 from budgetformer.calibrate import exit_curve
-from budgetformer.data import DataSource, TokenTable, encode_split
+from budgetformer.data.locate import DataSource
+from budgetformer.data.tokens import TokenTable, encode_split
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
