@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from budgetformer.dial import Dial
-from budgetformer.exits import ExitOptions, Exits, default_layers, fit_rule, margin, same_answer
+from budgetformer.exits import ExitOptions, Exits, default_layers, fit_rule, margin, same_answer, shrink
 
 SINGLE, MULTI = "single_label_classification", "multi_label_classification"
 
@@ -99,3 +99,20 @@ def test_budgets_of_depth_read_back_as_they_are_written(text: str) -> None:
     assert str(Dial.parse(text)) == text
     assert Dial.parse(text).heads == Dial("learned")
     assert Dial.parse(0.3) == Dial("share", 0.3)
+
+
+@pytest.mark.parametrize("task", [SINGLE, MULTI, "regression"])
+def test_corrections_that_are_noise_are_taken_back_and_those_that_help_stay(task: str) -> None:
+    """First answer = signal; the second stage adds noise, the third what was missing."""
+    rng = np.random.default_rng(0)
+    hidden, outputs = rng.standard_normal((2000, 1 if task == "regression" else 3)), 2.0
+    missing = rng.standard_normal(hidden.shape)
+    noise = 3 * rng.standard_normal(hidden.shape)
+    truth = outputs * (hidden + missing)
+    labels = {SINGLE: truth.argmax(1), MULTI: (truth > 0).astype(int), "regression": truth[:, 0]}[task]
+    stages = np.stack([2 * hidden, 2 * hidden + noise, 2 * hidden + noise + 2 * missing], axis=1)
+    shares, logits = shrink(stages, labels, task)
+    assert shares[0] < 0.05
+    assert shares[1] > 0.8
+    second = 2 * hidden + shares[0] * noise
+    assert logits == pytest.approx(np.stack([2 * hidden, second, second + shares[1] * 2 * missing], axis=1))

@@ -111,9 +111,23 @@ def test_it_is_scikit_learns_logistic_regression() -> None:
     starts, columns, counts = features(*parts(train), 1 << 12)
     dense = np.zeros((100, 1 << 12), np.float32)
     dense[np.repeat(np.arange(100), np.diff([*starts, len(columns)])), columns] = 1 + np.log(counts)
-    dense = normalize(dense * (np.log(101 / (1 + (dense > 0).sum(0))) + 1))
-    theirs = LogisticRegression(C=16, max_iter=200, tol=1e-3).fit(dense, labels).decision_function(dense)
+    rows_with = (dense > 0).sum(0)
+    dense = normalize(dense * np.where(rows_with > 1, np.log(101 / (1 + rows_with)) + 1, 0))
+    theirs = LogisticRegression(C=16, max_iter=200).fit(dense, labels).decision_function(dense)
     assert np.diff(model.logits(train))[:, 0] == pytest.approx(SCALE * theirs, abs=1e-2)
+
+
+def test_what_only_one_row_has_does_not_count() -> None:
+    model = fit_words(table([[7, 8], [7, 9], [7, 9]]), np.array([0, 1, 1], np.int32), 2, SINGLE, bits=16)
+    seven, eight, nine = (features(*parts(table([[token]])), 1 << 16)[1][0] for token in (7, 8, 9))
+    assert model.idf[seven] == pytest.approx(1)
+    assert model.idf[nine] == pytest.approx(math.log(4 / 3) + 1)
+    assert model.idf[eight] == 0
+
+
+def test_rows_that_share_nothing_teach_only_how_frequent_classes_are() -> None:
+    model = fit_words(table([[1], [2], [3]]), np.array([0, 1, 1], np.int32), 2, SINGLE, bits=16)
+    assert set(model.logits(table([[1], [9]])).argmax(1)) == {1}
 
 
 def test_several_labels_numbers_missing_classes_and_single_classes() -> None:

@@ -182,6 +182,35 @@ def fit_rule(logits: NDArray[Any], task: str) -> list[list[float]]:
             for s in range(logits.shape[1] - 1)]  # fmt: skip
 
 
+def shrink(logits: NDArray[Any], labels: NDArray[Any], task: str) -> tuple[list[float], NDArray[np.float64]]:
+    """How much of each stage's correction is worth keeping, from 0 to 1, and the logits with no more than that.
+
+    Layers that know their training rows by heart correct too much. Of one correction after the other the share is
+    taken that makes the labels of held-out rows likeliest, at the best temperature. (R, S, C) -> S - 1, (R, S, C).
+    """
+    from scipy.optimize import minimize
+    from scipy.special import log_softmax
+
+    before = np.asarray(logits, np.float64)
+    shares, after = list[float](), [before[:, 0]]
+    for stage in range(1, before.shape[1]):
+        correction = before[:, stage] - before[:, stage - 1]
+
+        def loss(choice: NDArray[np.float64], correction: NDArray[np.float64] = correction) -> float:
+            answer = after[-1] + choice[0] * correction
+            if task == REGRESSION:
+                return float(np.square(answer[:, 0] - labels).mean())
+            answer *= math.exp(choice[1])
+            if task == MULTI:
+                return float((np.logaddexp(0, answer) - labels * answer).mean())
+            return float(-log_softmax(answer, axis=1)[np.arange(len(labels)), labels].mean())
+
+        share = float(minimize(loss, np.array([0.5, 0.0]), method="L-BFGS-B", bounds=[(0, 1), (-3, 3)]).x[0])
+        shares.append(share)
+        after.append(after[-1] + share * correction)
+    return shares, np.stack(after, axis=1)
+
+
 def _fit_risk(margins: NDArray[np.float64], differs: NDArray[np.bool_]) -> list[float]:
     """Intercept and slope of a logistic regression; more margin is never more risk.
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from budgetformer.cost.flops import count
-from budgetformer.data.tokens import truncating_tokenizer
+from budgetformer.data.tokens import overflow, truncating_tokenizer
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, rounded
 from budgetformer.engine.scores import probabilities_of
@@ -44,6 +44,7 @@ class Pieces(NamedTuple):
     joined: list[bool]  # whether a token goes on with the word of the one before
     parts: list[int | None]
     cut: bool
+    rest: list[int]  # ids that were cut from a single text, for the stage of words
 
 
 class Explainer:
@@ -93,7 +94,8 @@ class Explainer:
             tokens.append((known and texts[part][start:stop].strip()) or encoding.tokens[i])
             joined.append(part is not None and (part, start) == end and not texts[part][start : start + 1].isspace())
             end = (part, stop)
-        return Pieces(ids, tokens, joined, parts, bool(encoding.overflowing))
+        cut = bool(encoding.overflowing)
+        return Pieces(ids, tokens, joined, parts, cut, overflow(encoding) if text_pair is None else [])
 
     def _run(self, pieces: Pieces, dial: Dial, heads: Mapping[int, Sequence[int]] | None = None, **options: Any) -> Any:
         import torch
@@ -103,9 +105,14 @@ class Explainer:
         device = self.model.device
         second = pieces.parts.index(1) if 1 in pieces.parts else len(pieces.ids)
         types = (torch.arange(len(pieces.ids), device=device) >= second).long()[None]
+        words = None
+        if pieces.rest and self.model.stages.words is not None:
+            complete = torch.tensor([pieces.ids + pieces.rest], device=device)
+            words = self.model.stages.words(complete, None, None)
         with TorchEngine(self.model).session(dial), torch.inference_mode():
             ids = torch.tensor([pieces.ids], device=device)
-            return self.model(ids, token_type_ids=types, budget=dial, attention_heads=heads, **options)
+            options |= {"attention_heads": heads, "words_logits": words}
+            return self.model(ids, token_type_ids=types, budget=dial, **options)
 
     def _to_the_end(self, dial: Dial) -> Dial:
         """The same heads, but the text goes through every layer."""

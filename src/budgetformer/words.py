@@ -1,6 +1,7 @@
 """Stage 0: a linear classifier over hashed n-grams of the word pieces that are tokenised anyway.
 
-Uni- and bigrams of token ids, tf-idf, logistic regression. Only numpy is needed to answer; scikit-learn to fit.
+Uni- and bigrams of token ids, tf-idf, logistic regression. A single text is read to its end, also behind the length at
+which layers stop, because it costs next to nothing. Only numpy is needed to answer; scikit-learn to fit.
 Shapes: R rows, F features of a table (one for each distinct n-gram of each row), V hash buckets, C outputs.
 """
 
@@ -27,6 +28,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits 
 _CHUNK = 1 << 20  # tokens that are hashed at a time
 _IN_MEMORY = 1 << 25  # tokens of a chunk whose n-grams are held in memory
 _PASSES = 3  # over the chunks
+_LEAST_ROWS = 2  # that have an n-gram which counts
 
 
 class Tokens(Protocol):
@@ -49,7 +51,7 @@ class Words:
     bias: Floats  # (C,)
 
     def logits(self, table: Tokens) -> Floats:
-        """What the words of each row say, the same whatever other rows there are. -> (R, C)."""
+        """What the words of each row say, cut or not, the same whatever other rows there are. -> (R, C)."""
         parts = [self._logits(*part) for part in _chunks(table)]
         return np.concatenate(parts) if parts else np.zeros((0, len(self.bias)), np.float32)
 
@@ -92,12 +94,14 @@ def fit_words(
     Above so many tokens the rows are not held in memory at once: averaged stochastic gradient descent over chunks.
     """
     buckets, rows = 1 << bits, len(table)
-    chunks = np.array_split(np.arange(rows), max(1, math.ceil(len(table.tokens) / _IN_MEMORY)))
+    size = len(table.tokens) + (0 if table.rest is None else len(table.rest))
+    chunks = np.array_split(np.arange(rows), max(1, math.ceil(size / _IN_MEMORY)))
     first = _counts(table if len(chunks) == 1 else table.select(chunks[0]), buckets)
     rows_with = np.bincount(first.indices, minlength=buckets)
     for chunk in chunks[1:]:
         rows_with += np.bincount(_counts(table.select(chunk), buckets).indices, minlength=buckets)
     idf = (np.log((1 + rows) / (1 + rows_with)) + 1).astype(np.float32)
+    idf[rows_with < min(_LEAST_ROWS, rows)] = 0  # what one row has, it teaches only about itself
     if len(chunks) == 1:
         weights, bias = _solve(_weighted(first, idf), labels, outputs, task, strength)
     else:
@@ -121,7 +125,8 @@ def out_of_fold(
 
 
 def _chunks(table: Tokens) -> Iterator[tuple[Ints, Ints, Ints]]:
-    """Tokens, offsets and pair starts of consecutive rows."""
+    """Tokens, offsets and pair starts of consecutive rows, with what was cut from them."""
+    table = table.untruncated() if isinstance(table, TokenTable) else table
     offsets, first = table.offsets, 0
     while first < len(offsets) - 1:
         last = max(first + 1, int(np.searchsorted(offsets, offsets[first] + _CHUNK, side="right")) - 1)
@@ -152,18 +157,21 @@ def _weighted(counts: Any, idf: Floats) -> Any:
 
     matrix = counts.copy()
     matrix.data *= idf[matrix.indices]
+    matrix.eliminate_zeros()
     return normalize(matrix, copy=False)
 
 
 def _solve(matrix: Any, labels: NDArray[Any], outputs: int, task: str, strength: float) -> tuple[Floats, Floats]:
-    """Weights (V, C) and bias (C,)."""
+    """Weights (V, C) and bias (C,), from the columns that have something."""
     from sklearn.linear_model import LogisticRegression, Ridge
 
-    weights, bias = np.zeros((matrix.shape[1], outputs), np.float32), np.zeros(outputs, np.float32)
+    places = np.unique(matrix.indices) if matrix.nnz else np.zeros(1, int)
+    every, matrix = np.zeros((matrix.shape[1], outputs), np.float32), matrix[:, places]
+    weights, bias = np.zeros((len(places), outputs), np.float32), np.zeros(outputs, np.float32)
     if task == REGRESSION:
         model = Ridge(alpha=1 / strength, solver="sparse_cg", tol=1e-4).fit(matrix, labels)
-        weights[:, 0], bias[0] = model.coef_.ravel(), float(model.intercept_)
-        return weights, bias
+        every[places, 0], bias[0] = model.coef_.ravel(), float(model.intercept_)
+        return every, bias
     multi = task == MULTI
     columns = [labels[:, c] for c in range(outputs)] if multi else [labels]
     for number, column in enumerate(columns):
@@ -171,12 +179,13 @@ def _solve(matrix: Any, labels: NDArray[Any], outputs: int, task: str, strength:
         if len(present) == 1:  # nothing to tell apart
             bias[number if multi else present[0]] = np.log(len(column) + 1) * (1 if not multi or present[0] else -1)
             continue
-        model = LogisticRegression(C=strength, max_iter=200, tol=1e-3).fit(matrix, column)
+        model = LogisticRegression(C=strength, max_iter=200).fit(matrix, column)
         if multi:
             weights[:, number], bias[number] = model.coef_[0], model.intercept_[0]
         else:
             _place(weights, bias, model, present)
-    return weights, bias
+    every[places] = weights
+    return every, bias
 
 
 def _stream(

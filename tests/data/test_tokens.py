@@ -68,6 +68,26 @@ def test_it_equals_the_tokenizers_own_answer(
     assert result.has_pairs == pair
 
 
+@pytest.mark.parametrize("long", ["cut", "head-tail", "windows"])
+def test_what_is_cut_from_single_texts_is_kept_for_the_words(long: str, tokenizer: Any) -> None:
+    texts = [" ".join(WORDS[:3]), " ".join(WORDS), " ".join(reversed(WORDS))]
+    table = tokens.TextEncoder(tokenizer, 7, long).encode(texts)
+    if long == "windows":  # which leave nothing out
+        assert table.rest is None
+        assert table.untruncated() is table
+        return
+    complete = [sorted(tokenizer(text)["input_ids"]) for text in texts]
+    again = table.select(np.array([2, 0, 1]))
+    for part, rows in ((table, [0, 1, 2]), (again, [2, 0, 1]), (TokenTable.join([again, table]), [2, 0, 1, 0, 1, 2])):
+        all_of_it = part.untruncated()
+        for row, text in enumerate(rows):
+            assert sorted(tokens_of(all_of_it, row)) == complete[text]
+            assert tokens_of(all_of_it, row)[: part.lengths[row]] == tokens_of(part, row)
+    pairs = tokens.TextEncoder(tokenizer, 7, long, pair=True).encode(texts, texts)
+    assert pairs.truncated.all()
+    assert pairs.rest is None
+
+
 def test_the_tokenizer_is_left_as_it_was(tokenizer: Any, tmp_path: Path) -> None:
     tokenizer("one")  # resets what an earlier call with truncation left behind
     before = tokenizer.backend_tokenizer.to_str()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -53,6 +53,9 @@ class TokenTable:
     labels: NDArray[Any] | None = None  # (T,) or (T, C)
     pieces: NDArray[np.int64] | None = None  # (T,) how many pieces a text has; None: one each
     words_logits: NDArray[np.float32] | None = None  # (P, C) what a model's stage of words says, where it is known
+    # What was left out of each piece, for the stage of words, which reads all of a single text; None: nothing.
+    rest: NDArray[np.int32] | None = None
+    rest_offsets: NDArray[np.int64] | None = None  # (P + 1,)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -69,15 +72,26 @@ class TokenTable:
     def select(self, rows: NDArray[np.int64]) -> TokenTable:
         """These texts alone, in this order; each must be one piece."""
         assert self.pieces is None
-        lengths = self.lengths[rows]
-        offsets = np.concatenate([[0], np.cumsum(lengths)])
-        places = np.repeat(self.offsets[rows] - offsets[:-1], lengths) + np.arange(offsets[-1])
+        tokens, offsets = _gather(self.tokens, self.offsets, rows)
         labels = None if self.labels is None else self.labels[rows]
         words = None if self.words_logits is None else self.words_logits[rows]
+        rest: Any = (None, None)
+        if self.rest is not None and self.rest_offsets is not None:
+            rest = _gather(self.rest, self.rest_offsets, rows)
         return TokenTable(
-            self.tokens[places], offsets, self.pair_start[rows], self.has_pairs, self.lines[rows], self.truncated[rows],
-            labels, words_logits=words,
+            tokens, offsets, self.pair_start[rows], self.has_pairs, self.lines[rows], self.truncated[rows], labels,
+            words_logits=words, rest=rest[0], rest_offsets=rest[1],
         )  # fmt: skip
+
+    def untruncated(self) -> TokenTable:
+        """The same pieces, each followed by what was left out of it."""
+        if self.rest is None or self.rest_offsets is None:
+            return self
+        both = np.concatenate([self.offsets[:-1], len(self.tokens) + self.rest_offsets[:-1]])
+        ends = np.concatenate([self.offsets[1:], len(self.tokens) + self.rest_offsets[1:]])
+        order = np.arange(2 * len(self)).reshape(2, -1).T.ravel()  # a piece, its rest, the next piece, ...
+        tokens, offsets = _spans(np.concatenate([self.tokens, self.rest]), both[order], ends[order])
+        return replace(self, tokens=tokens, offsets=offsets[::2], rest=None, rest_offsets=None)
 
     def rows(self) -> list[TokenTable]:
         """Each text as a table of its own; each must be one piece."""
@@ -89,6 +103,11 @@ class TokenTable:
         arrays = ("tokens", "pair_start", "lines", "truncated", "lengths")
         joined = {name: np.concatenate([getattr(table, name) for table in tables]) for name in arrays}
         offsets = np.concatenate([[0], np.cumsum(joined.pop("lengths"))])
+        if any(table.rest is not None for table in tables):
+            none = np.zeros(0, np.int32)
+            joined["rest"] = np.concatenate([none if table.rest is None else table.rest for table in tables])
+            lengths = [np.zeros(len(t)) if t.rest_offsets is None else np.diff(t.rest_offsets) for t in tables]
+            joined["rest_offsets"] = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int64)
         words = [table.words_logits for table in tables if table.words_logits is not None]
         return TokenTable(
             **joined, offsets=offsets, has_pairs=any(table.has_pairs for table in tables),
@@ -106,6 +125,22 @@ class TokenTable:
             pair_start=(lengths // 2 if pairs else np.zeros_like(lengths)).astype(np.int32),
             has_pairs=pairs, lines=np.arange(1, rows + 1), truncated=np.zeros(rows, bool),
         )  # fmt: skip
+
+
+def _gather(
+    tokens: NDArray[np.int32], offsets: NDArray[np.int64], rows: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The tokens of these rows, and their offsets."""
+    return _spans(tokens, offsets[:-1][rows], offsets[1:][rows])
+
+
+def _spans(
+    tokens: NDArray[np.int32], starts: NDArray[np.int64], ends: NDArray[np.int64]
+) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+    """The tokens from each start to its end, one span after the other, and their offsets."""
+    lengths = ends - starts
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    return tokens[np.repeat(starts - offsets[:-1], lengths) + np.arange(offsets[-1])], offsets
 
 
 class TextEncoder:
@@ -142,15 +177,18 @@ class TextEncoder:
         """A stream of examples as a table, with their labels if they are those of `data`."""
         tokens, lengths, starts, lines = array("i"), array("q"), array("i"), array("q")
         counts, truncated, labels = array("q"), bytearray(), list[NDArray[Any]]()
+        rest, rests = array("i"), array("q", [0])
         for chunk in chunks(examples):
             for example, encoding in zip(chunk, self._tokenize(chunk, len(counts)), strict=True):
-                pieces, was_truncated = self._fit(example, encoding, len(counts))
+                pieces, left_out = self._fit(example, encoding, len(counts))
                 for ids, start in pieces:
                     tokens.extend(ids)
                     lengths.append(len(ids))
                     starts.append(start)
                 counts.append(len(pieces))
-                truncated.append(was_truncated)
+                truncated.append(left_out is not None)
+                rest.extend(left_out or ())
+                rests.extend([len(rest)] * len(pieces))
             lines.extend(example.line for example in chunk)
             if data is not None:
                 labels.append(_label_array([example.label for example in chunk], data.task, data.labels))
@@ -163,6 +201,8 @@ class TextEncoder:
             truncated=np.frombuffer(bytes(truncated), np.bool_),
             labels=None if data is None else np.concatenate(labels or [_label_array([], data.task, data.labels)]),
             pieces=np.frombuffer(counts, np.int64) if self.long == "windows" else None,
+            rest=np.frombuffer(rest, np.int32) if rest else None,
+            rest_offsets=np.frombuffer(rests, np.int64) if rest else None,
         )
 
     def _tokenize(self, chunk: list[Example], first: int) -> list[Any]:
@@ -175,36 +215,51 @@ class TextEncoder:
                     raise TextError(row, fault) from None
             raise
 
-    def _fit(self, example: Example, encoding: Any, row: int) -> tuple[list[Piece], bool]:
-        """The pieces of one text, and whether they leave some of it out."""
+    def _fit(self, example: Example, encoding: Any, row: int) -> tuple[list[Piece], list[int] | None]:
+        """The pieces of one text, and what they leave out of it (of a pair that is not told); None: nothing."""
         ids = encoding.ids
         start = encoding.sequence_ids.index(1) if example.text_pair is not None and 1 in encoding.sequence_ids else 0
         if len(ids) < self.max_length or not encoding.overflowing:
             if not ids:
                 raise TextError(row, "the tokenizer finds no token in it: leave it out")
-            return [(ids, start)], False
+            return [(ids, start)], None
         if self.long == "error":
             remedy = "choose --long cut, head-tail or windows"
             raise TextError(row, f"has more than the model's {self.max_length} tokens: {remedy}")
         if self.long == "windows":
-            return [(ids, 0), *((window.ids, 0) for window in encoding.overflowing)], False
+            return [(ids, 0), *((window.ids, 0) for window in encoding.overflowing)], None
         if self.long == "head-tail":
-            ids = self._head_and_tail(example, ids, encoding.sequence_ids)
-        return [(ids, start)], True
+            ids, left_out = self._head_and_tail(example, ids, encoding.sequence_ids)
+        else:
+            left_out = overflow(encoding)
+        return [(ids, start)], [] if example.text_pair is not None else left_out
 
-    def _head_and_tail(self, example: Example, ids: list[int], sequences: list[int | None]) -> list[int]:
-        """The cut ids with the places of each text filled from both its ends; special tokens stay where they are."""
-        ids = list(ids)
+    def _head_and_tail(
+        self, example: Example, ids: list[int], sequences: list[int | None]
+    ) -> tuple[list[int], list[int]]:
+        """The cut ids with the places of each text filled from both its ends, special tokens as they were; the rest."""
+        ids, left_out = list(ids), list[int]()
         assert self._unlimited is not None
         for number, text in enumerate((example.text, example.text_pair)):
             places = [place for place, sequence in enumerate(sequences) if sequence == number]
             if not places or text is None:
                 continue
             full = self._unlimited.encode(text, add_special_tokens=False).ids
-            tail = len(places) // 2
-            for place, token in zip(places, full[: len(places) - tail] + full[len(full) - tail :], strict=True):
+            head, tail = len(places) - len(places) // 2, len(full) - len(places) // 2
+            for place, token in zip(places, full[:head] + full[tail:], strict=True):
                 ids[place] = token
-        return ids
+            left_out += full[head:tail]
+        return ids, left_out
+
+
+def overflow(encoding: Any) -> list[int]:
+    """The tokens that a tokenizer has cut from a single text, without special ones."""
+    return [
+        token
+        for part in encoding.overflowing
+        for token, special in zip(part.ids, part.special_tokens_mask, strict=True)
+        if not special
+    ]
 
 
 def encode_split(split: Split, data: DataSet, tokenizer: Tokenizer, max_length: int) -> TokenTable:

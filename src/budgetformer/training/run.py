@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -31,7 +31,7 @@ from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import fit_temperatures
-from budgetformer.exits import DISAGREEMENT, fit_rule
+from budgetformer.exits import DISAGREEMENT, fit_rule, shrink
 from budgetformer.models.bases import read_base
 from budgetformer.models.importance import calibrate_thresholds
 from budgetformer.models.model import BudgetFormerForSequenceClassification
@@ -280,21 +280,38 @@ def fit_words_stage(
 
 
 def fit_exit_rule(model: BudgetFormerForSequenceClassification, validation: TokenTable) -> None:
-    """Fit P(disagree) of each stage, the curve that budgets are read from, and the limit of `learned`.
+    """Shrink the stages' corrections to what holds on new rows; then fit P(disagree) of each stage, the curve that
+    budgets are read from, and the limit of `learned`.
 
     Every other validation row is used: the rest is left for `calibrate`, which needs rows that the rule has not seen.
     """
-    exits = model.config.exits
-    if not exits or model.config.task == "regression":
+    exits, config = model.config.exits, model.config
+    if not exits:
         return
     exits.update(rule=(), curve=(), limit=0.0)
     scores = score(TorchEngine(model), validation.select(np.arange(0, len(validation), 2)), "exit:0")
-    assert scores.stage_logits is not None
-    exits["rule"] = fit_rule(scores.stage_logits, model.config.task)
-    curve = exit_curve(scores, model.config.spec)
+    if scores.stage_logits is None:
+        return
+    shares, logits = shrink(scores.stage_logits, np.asarray(scores.table.labels), config.task)
+    _scale_corrections(model, shares)
+    if config.task == "regression":
+        return
+    scores = replace(scores, stage_logits=logits.astype(np.float32))
+    exits["rule"] = fit_rule(logits, config.task)
+    curve = exit_curve(scores, config.spec)
     exits["curve"] = [(point["cost"], point["limit"]) for point in curve if point["limit"] < np.inf]
     safe = [point["limit"] for point in curve if point["disagreement"] <= DISAGREEMENT]
     exits["limit"] = max(safe, default=0.0)
+
+
+@torch.no_grad()
+def _scale_corrections(model: BudgetFormerForSequenceClassification, shares: Sequence[float]) -> None:
+    """Fold a factor for every stage but the first into the last linear map of its head, or of the classifier."""
+    heads: list[Any] = [head.outer for head in model.stages.heads][0 if model.stages.words is not None else 1 :]
+    classifier = [module for module in model.base.classifier.modules() if isinstance(module, torch.nn.Linear)][-1]
+    for linear, share in zip([*heads, classifier], shares, strict=True):
+        for parameter in linear.parameters():
+            parameter.mul_(share)
 
 
 def _save_model(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
