@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +20,7 @@ from budgetformer.cost.measure import take_turns
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
-from budgetformer.engine.scores import Engine, Scores, leave_early, score
+from budgetformer.engine.scores import Engine, Scores, leave_early, score, stop_at
 from budgetformer.errors import BudgetFormerWarning, ModelError, UsageError
 from budgetformer.evaluate import cost_of, is_correct, paired_difference, summarize
 from budgetformer.exits import LIMITS, REGRESSION, same_answer
@@ -138,20 +137,24 @@ def calibrate(
     return result
 
 
-def depth_report(engine: Engine, table: TokenTable, split: str) -> dict[str, Any] | None:
-    """What exits do on labelled rows: the curve, each stage by itself, and how often P(disagree) is right."""
-    config = engine.config
+def depth_report(reference: Scores, config: ModelSpec, split: str) -> dict[str, Any] | None:
+    """What exits do on labelled rows, from the answers of all stages: the budget `learned`, the curve, each stage by
+    itself (everyone stops there: static truncation), and how often P(disagree) is right."""
     if not config.exits or config.task == REGRESSION:
         return None
-    positions = _positions(engine, table)
-    reference = positions[0].scores
-    walked = [_measure(position, reference, config, split) for position in positions]
-    limit = str(Dial("exit", config.stages.options.limit))
+    chosen, curve = str(Dial("exit", config.stages.options.limit)), list[dict[str, Any]]()
+    for limit in (0.0, *LIMITS, math.inf):
+        position = Position(str(Dial("exit", limit)), leave_early(reference, config.stages, limit))
+        cost = cost_of(position.scores, config)["flops_ratio"]
+        if not curve or abs(cost - curve[-1]["flops_ratio"]) > _APART:
+            curve.append(_measure(position, reference, config, split))
+    learned = Position(chosen, leave_early(reference, config.stages, config.stages.options.limit))
     return {
         "split": split,
-        "rows": len(table),
-        "curve": _thinned(walked),
-        "stages": _stages(reference, config, {"learned": {"dial": limit}}),
+        "rows": len(reference.logits),
+        "learned": _measure(learned, reference, config, split),
+        "curve": curve,
+        "stages": _stages(reference, config, {"learned": {"dial": chosen}}),
         "reliability": _reliability(reference, config),
     }
 
@@ -301,26 +304,28 @@ class Guarantees(NamedTuple):
 
 
 def _stages(reference: Scores, config: ModelSpec, points: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Each stage by itself: its answers for every row, and what the first point would cost without it."""
+    """Each stage by itself: its answers for every row at what they cost; and what it saves at the first point."""
     stages, logits = config.stages, reference.stage_logits
     assert logits is not None
     first = next(iter(points.values()), None)
     limit = 0.0 if first is None else Dial.parse(first["dial"]).value or 0.0
-    result = []
+    entries = []
     for stage, name in enumerate(stages.names):
-        alone = replace(reference, logits=logits[:, stage], stage_logits=None)
+        alone = stop_at(reference, stages, np.full(len(logits), stage))
         entry: dict[str, Any] = {"stage": name, "layers": stages.depths[stage]}
+        entry["flops_ratio"] = cost_of(alone, config)["flops_ratio"]
         entry["disagreement"] = float((~same_answer(alone.logits, logits[:, -1], config.task)).mean())
         if reference.table.labels is not None:
-            entry["score"] = summarize(alone, config, split="", dial="").score
-            ours, full = is_correct(alone), is_correct(replace(reference, logits=logits[:, -1]))
+            result = summarize(alone, config, split="", dial="")
+            entry |= {"score": result.score, **dict(zip(("low", "high"), result.interval, strict=True))}
+            ours, full = is_correct(alone), is_correct(reference)
             entry["versus_full"] = None if ours is None or full is None else paired_difference(ours, full)
         if stage < len(stages.names) - 1:
             without = stages.without(stage)
             costs = [cost_of(leave_early(reference, rule, limit), config)["flops_ratio"] for rule in (stages, without)]
             entry["saves"] = costs[1] - costs[0]  # a share of the dense model's cost
-        result.append(entry)
-    return result
+        entries.append(entry)
+    return entries
 
 
 def write_calibration(folder: Path, result: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ The JSON keys are documented in docs/json.md and stable. Shapes: R rows, C outpu
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,8 @@ from budgetformer.engine.scores import Engine, Floats, Scores, executed_flops, s
 from budgetformer.spec import ModelSpec
 
 _BINS = 15  # of probabilities
+_AS_GOOD = 0.005  # a difference in the share of right answers that nobody minds
+_FEW_ROWS = 20_000  # below which layers from scratch have little to learn from
 _HOTTEST = 20.0  # a temperature is at most this, and at least one part of it
 Z95 = 1.959963984540054  # standard deviations to either side that hold 95 % of a normal distribution
 
@@ -355,3 +357,27 @@ def is_correct(scores: Scores) -> NDArray[np.bool_] | None:
     if scores.task == "multi_label_classification":
         return np.asarray((answers == labels.astype(bool)).all(1))
     return np.asarray(answers == labels)
+
+
+def words_suffice(stages: Sequence[Mapping[str, Any]], twin: float | None = None) -> str | None:
+    """What to say where the words alone (of a calibration's `stages`) are as good as everything; else None."""
+    words = stages[0] if stages and stages[0]["layers"] == 0 else {}
+    if not words.get("versus_full") or words["versus_full"]["low"] <= -_AS_GOOD:
+        return None
+    if twin is not None and twin - words["score"] > _AS_GOOD:
+        return None
+    return (
+        f"these data do not need a Transformer: the words alone reach {words['score']:.4f}, the full model "
+        f"{stages[-1]['score']:.4f}, which is no more than half a point above, if at all"
+    )
+
+
+def pretrained_hint(record: Mapping[str, Any]) -> str | None:
+    """What to say of a run (its run.json) whose layers had to learn the language from a few rows."""
+    rows = record["splits"]["train"]
+    if record["recipe"].get("base") is not None or rows >= _FEW_ROWS:
+        return None
+    return (
+        f"{rows:,} rows teach layers that start from nothing little more than the words say; a pretrained encoder adds "
+        "what it has read elsewhere: train with --base, an encoder's directory or hub name"
+    )

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from tests.processes import command, forked
 from tests.training.toy import write_reviews
 
+import budgetformer
 from budgetformer import BudgetFormerForSequenceClassification
 from budgetformer.data.splits import text_hash
 from budgetformer.runs.record import FORMAT_VERSION
@@ -197,7 +198,7 @@ def ending(signal_number: int, at: int) -> Callable[[], None]:
 
 
 def test_killed_or_interrupted_runs_resume_to_the_same_weights(reviews: Path, tmp_path: Path) -> None:
-    arguments = ["train", str(reviews), *SMALL, "--set", "checkpoint_minutes=0.0001"]
+    arguments = ["train", str(reviews), *SMALL, "--exits", "1", "--set", "checkpoint_minutes=0.0001"]
     complete, broken = tmp_path / "whole", tmp_path / "broken"
     assert forked(*arguments, "-o", complete).returncode == 0
     killed = forked(*arguments, "-o", broken, before=ending(signal.SIGKILL, 7))
@@ -210,7 +211,7 @@ def test_killed_or_interrupted_runs_resume_to_the_same_weights(reviews: Path, tm
     assert finished.returncode == 0, finished.stderr
     a, b = (load_file(folder / "model.safetensors") for folder in (complete, broken))
     assert [name for name in a if not torch.equal(a[name], b[name])] == []
-    for file in ("evaluation.json", "tokenizer.json"):
+    for file in ("evaluation.json", "tokenizer.json", "config.json"):  # which has the exit rule
         assert (complete / file).read_text() == (broken / file).read_text()
 
 
@@ -306,7 +307,7 @@ main()
 def test_two_processes_do_the_work_of_one(reviews: Path, tmp_path: Path) -> None:
     """Under torchrun, the same global batch gives the same weights up to rounding (noise and dropout are off)."""
     still = ["--set", "model.dropout=0.0", "--set", "model.gates.sigma_max=0.0", "--set", "batch_size=15"]
-    arguments = ["train", str(reviews), *SMALL, *still, "--set", "learning_rate=0.0003"]
+    arguments = ["train", str(reviews), *SMALL, *still, "--set", "learning_rate=0.0003", "--exits", "1"]
     assert command(*arguments, "-o", tmp_path / "one") == 0
     (tmp_path / "seeds.py").write_text(SEEDS)
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -318,7 +319,12 @@ def test_two_processes_do_the_work_of_one(reviews: Path, tmp_path: Path) -> None
     folders = (tmp_path / "one", tmp_path / "two" / "seed-0")
     records: list[Any] = [json.loads((folder / "run.json").read_text()) for folder in folders]
     assert [r["training"]["processes"] for r in records] == [1, 2]
-    assert (tmp_path / "two" / "seeds.json").exists()
+    seeds = json.loads((tmp_path / "two" / "seeds.json").read_text())
+    assert len(seeds["models"]["budgetformer"]["flops_ratio"]["values"]) == 2
+    one, two = (load_arrays(folder / "checkpoints" / "words.safetensors") for folder in folders)
+    assert {name for name in one if not np.array_equal(one[name], two[name])} == set()  # fitted by one, read by both
+    names = [budgetformer.load(folder).config.stages.names for folder in folders]
+    assert names == [["words", "layer 1", "layer 2"]] * 2
     a, b = (load_file(folder / "checkpoints" / "last" / "model.safetensors") for folder in folders)
     for name in a:
         # The bias of keys has no gradient but rounding, which Adam blows up; everything else must agree.

@@ -71,7 +71,7 @@ def test_it_equals_the_tokenizers_own_answer(
 @pytest.mark.parametrize("long", ["cut", "head-tail", "windows"])
 def test_what_is_cut_from_single_texts_is_kept_for_the_words(long: str, tokenizer: Any) -> None:
     texts = [" ".join(WORDS[:3]), " ".join(WORDS), " ".join(reversed(WORDS))]
-    table = tokens.TextEncoder(tokenizer, 7, long).encode(texts)
+    table = tokens.TextEncoder(tokenizer.backend_tokenizer, 7, long).encode(texts)
     if long == "windows":  # which leave nothing out
         assert table.rest is None
         assert table.untruncated() is table
@@ -83,7 +83,7 @@ def test_what_is_cut_from_single_texts_is_kept_for_the_words(long: str, tokenize
         for row, text in enumerate(rows):
             assert sorted(tokens_of(all_of_it, row)) == complete[text]
             assert tokens_of(all_of_it, row)[: part.lengths[row]] == tokens_of(part, row)
-    pairs = tokens.TextEncoder(tokenizer, 7, long, pair=True).encode(texts, texts)
+    pairs = tokens.TextEncoder(tokenizer.backend_tokenizer, 7, long, pair=True).encode(texts, texts)
     assert pairs.truncated.all()
     assert pairs.rest is None
 

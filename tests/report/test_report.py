@@ -85,7 +85,9 @@ def results(final: Evaluation, twin: Evaluation | None = None, **changes: Any) -
     versus = mcnemar([True] * 5 + [False] * 7, [False] * 5 + [True] * 7) if twin and final.task != REGRESSION else None
     baseline = {"test": asdict(twin), "validation": asdict(twin)} if twin else None
     validation = asdict(replace(final, split="validation"))
-    made = {"test": asdict(final), "validation": validation, "dials": [], "baseline": baseline}
+    made = {"test": asdict(final), "validation": validation, "dials": [], "baseline": baseline, "depth": None}
+    made["comparison"] = [{"model": "dense twin", **dial_point(twin)}] if twin else []
+    made["comparison"].append({"model": "learned", **dial_point(final)})
     return {**made, "versus_baseline": versus, **changes}
 
 
@@ -166,8 +168,10 @@ def test_a_complete_run_says_everything(tiny_run: Path, tmp_path: Path) -> None:
         "A Transformer of 2 layers with 4 heads each and",
         "trained on 160 texts from",
         "reviews.csv to predict one of 4 classes",
-        "test accuracy 91.7 % 95 % interval 89.5 to 93.5 %",
-        "attention heads run 26.6 %",
+        "test accuracy, 95 % interval FLOPs, share of dense heads run",
+        "dense twin 91.7 % 89.5 to 93.5 % 100.5 % 100.0 %",
+        "this model, as learned 91.7 % 89.5 to 93.5 % 59.3 % 26.6 %",
+        "the same Transformer without budgets, exits or words. As learned: the default budget. Measured on 760 test",
         "This model is not significantly different from the dense twin (-16.67 points, p = 0.77).",
         "The validation accuracy was best after epoch",
         "from 12.5 % of the heads (accuracy 91.7 %) to 100.0 % (91.7 %); left to itself the model runs 26.6 %",
@@ -197,7 +201,7 @@ def test_a_real_run_says_what_its_json_holds(tiny_run: Path) -> None:
     files = (tiny_run / name for name in ("run.json", "evaluation.json"))
     record, made = (json.loads(file.read_text(encoding="utf-8")) for file in files)
     text, _ = parse((tiny_run / "report.html").read_text(encoding="utf-8"))
-    assert f"test accuracy {100 * made['test']['score']:.1f} %" in text
+    assert f"this model, as learned {100 * made['test']['score']:.1f} %" in text
     assert f"dense twin {100 * made['baseline']['test']['score']:.1f} %" in text
     assert made["versus_baseline"]["verdict"] in text
     assert record["data_fingerprint"] in text
@@ -207,13 +211,63 @@ def test_a_real_run_says_what_its_json_holds(tiny_run: Path) -> None:
     assert "evaluated at one budget only" in twin
 
 
+def test_a_staged_run_opens_on_words_twin_and_budgets(tiny_staged: Path) -> None:
+    made = json.loads((tiny_staged / "evaluation.json").read_text(encoding="utf-8"))
+    text, parser = parse((tiny_staged / "report.html").read_text(encoding="utf-8"))
+    card = (tiny_staged / "README.md").read_text(encoding="utf-8").replace("\N{NO-BREAK SPACE}", " ")
+    shown = {"words": "words alone", "dense twin": "dense twin", "learned": "this model, as learned",
+             "full": "this model, full"}  # fmt: skip
+    assert [entry["model"] for entry in made["comparison"]] == list(shown)
+    opening = text.split("How far texts go")[0]
+    for entry in made["comparison"]:
+        assert entry["rows"] == made["test"]["rows"]
+        score, cost = (f"{100 * entry[key]:.1f} %" for key in ("score", "flops_ratio"))
+        assert re.search(rf"{shown[entry['model']]} {score} [0-9. to%]+ {cost}", opening)
+        assert re.search(rf"\| {shown[entry['model']]} \| {score} \([0-9. to%]+\) \| {cost} \|", card)
+        if entry["exits"]:
+            assert " ".join(f"{100 * share:.1f} %" for share in entry["exits"]) in opening
+    words, full = made["comparison"][0], made["comparison"][-1]
+    assert words["exits"] == [1, 0, 0]
+    assert words["flops_ratio"] < 0.05
+    assert full["exits"] == [0, 0, 1]
+    learned = f"exit:{float(made['depth']['learned']['dial'].removeprefix('exit:')):.3g}"
+    assert f"The learned budget is {learned}, the fastest that gave another label to at most 0.5 %" in text
+    assert f"The learned budget is `{learned}`." in card
+    for stage, share in zip(made["depth"]["stages"], made["test"]["exits"]["share"], strict=True):
+        assert f"{stage['stage']} {100 * share:.1f} %" in text
+        assert f"| {stage['stage']} | {100 * share:.1f} % |" in card
+    for group in made["depth"]["reliability"]:
+        pair = f"{100 * group['predicted']:.2f} % {100 * group['observed']:.2f} %"
+        assert f"{group['stage']} {group['rows']} {pair}" in text
+    assert "svg" in parser.tags
+
+
+@pytest.mark.parametrize(
+    ("low", "twin", "said"), [(-0.004, 0.914, True), (-0.006, 0.914, False), (-0.004, 0.95, False)]
+)
+def test_words_that_suffice_are_said_to(low: float, twin: float, said: bool, tiny_staged: Path, tmp_path: Path) -> None:
+    made = json.loads((tiny_staged / "evaluation.json").read_text(encoding="utf-8"))
+    made["depth"]["stages"][0] |= {"score": 0.91, "versus_full": {"value": 0.0, "low": low, "high": 0.004}}
+    made["baseline"]["test"]["score"] = twin
+    run = make_run(tiny_staged, tmp_path / "run", made)
+    for file in (write_report(run), write_card(run)):
+        assert ("These data do not need a Transformer: the words alone reach 0.9100" in file.read_text()) == said
+
+
+def test_few_rows_are_told_of_pretrained_encoders(tiny_staged: Path, tmp_path: Path) -> None:
+    hint = "a pretrained encoder adds what it has read elsewhere: train with --base"
+    assert hint in (tiny_staged / "report.html").read_text(encoding="utf-8")
+    many = make_run(tiny_staged, tmp_path / "run", json.loads((tiny_staged / "evaluation.json").read_text()),
+                    splits={"train": 20000, "validation": 9, "test": 9})  # fmt: skip
+    assert hint not in write_report(many).read_text(encoding="utf-8")
+
+
 def test_without_a_baseline_or_a_test_split(tiny_run: Path, tmp_path: Path) -> None:
     text, _ = parse(write(tiny_run, tmp_path / "run", results(single()) | {"test": None}))
     assert "There is no test split" in text
-    assert "No dense twin was evaluated" in text
-    assert "dense twin not trained so there is nothing to compare with" in text
+    assert "No dense twin was trained, so this page cannot say" in text
     assert "evaluated at one budget only" in text
-    assert "validation accuracy 91.7 %" in text
+    assert "validation accuracy, 95 % interval" in text
 
 
 def test_a_curve_of_some_rows_says_so(tiny_run: Path, tmp_path: Path) -> None:
@@ -224,7 +278,8 @@ def test_a_curve_of_some_rows_says_so(tiny_run: Path, tmp_path: Path) -> None:
 
 def test_regression(tiny_run: Path, tmp_path: Path) -> None:
     text, _ = parse(write(tiny_run, tmp_path / "run", results(regression(), regression())))
-    assert "test R² 0.884 mean squared error 0.250 (95 % interval 0.250 to 0.250)" in text
+    assert "this model, as learned 0.884" in text
+    assert "60 test texts; mean squared error 0.250 (95 % interval 0.250 to 0.250)." in text
     assert "R² 0.884 here, 0.884 there; no paired test was made" in text
     assert "This task has no classes to confuse" in text
     assert "to predict a number for each text" in text
@@ -234,7 +289,8 @@ def test_regression(tiny_run: Path, tmp_path: Path) -> None:
 
 def test_multi_label(tiny_run: Path, tmp_path: Path) -> None:
     text, _ = parse(write(tiny_run, tmp_path / "run", results(multi(), multi())))
-    assert "test micro F1 0.953 all labels right 82.2 % (95 % interval 73.1 to 88.8 %)" in text
+    assert "this model, as learned 0.953" in text
+    assert "90 test texts; all labels right 82.2 % (95 % interval 73.1 to 88.8 %)." in text
     assert "(counting texts with all labels right)." in text
     assert "World, Sports" in text
     assert "any of 4 labels" in text
@@ -305,7 +361,7 @@ def test_a_missing_or_broken_file_is_named(tiny_run: Path, tmp_path: Path, name:
 
 @pytest.mark.parametrize(
     ("file", "keys"),
-    [("evaluation.json", ("test", "score")), ("evaluation.json", ("test", "cost", "flops_ratio")),
+    [("evaluation.json", ("test", "score")), ("evaluation.json", ("comparison",)),
      ("evaluation.json", ("dials",)), ("run.json", ("model", "parameters")), ("run.json", ("training",))],
 )  # fmt: skip
 @pytest.mark.parametrize("make", [write_report, write_card])

@@ -11,6 +11,12 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from budgetformer.evaluate import pretrained_hint, words_suffice
+from budgetformer.runs.files import read_json
+
+# The rows of a comparison in evaluation.json, as people read them.
+MODELS = {"words": "words alone", "dense twin": "dense twin", "learned": "learned", "full": "full"}
+
 
 def print_json(data: Any) -> None:
     """Plain JSON, for programs."""
@@ -42,49 +48,20 @@ def print_table(
     Console(highlight=False).print(table)
 
 
-def _interval(evaluation: Mapping[str, Any]) -> str:
-    """The score's 95 % interval, or nothing."""
-    bounds = evaluation["quality"].get(evaluation["metric"])
-    return f"{bounds['low']:.4f} to {bounds['high']:.4f}" if isinstance(bounds, dict) else ""
-
-
 def print_result(result: dict[str, Any], folder: Path) -> None:
-    """The closing table of a training run: BudgetFormer beside its dense twin."""
+    """The closing table of a training run: words alone, the dense twin, and the model at its budgets."""
     ours = result["test"] or result["validation"]
-    models = {"BudgetFormer": _figures(ours)}
-    if result["baseline"]:
-        models["dense twin"] = _figures(result["baseline"][ours["split"]])
-    rows = [
-        {"name": name, **{model: figures.get(name, "") for model, figures in models.items()}} for name in _figures(ours)
-    ]
-    columns = {"": "{name}", **{model: f"{{{model}}}" for model in models}}
-    print_table(f"{ours['rows']} {ours['split']} rows", columns, rows)
+    print_budgets([{**entry, "dial": MODELS[entry["model"]]} for entry in result["comparison"]], ours,
+                  f"{ours['rows']} {ours['split']} rows")  # fmt: skip
     if result["versus_baseline"]:
         print_line(f"BudgetFormer is {result['versus_baseline']['verdict']}.")
+    twin = (result["baseline"] or {}).get(ours["split"])
+    words = words_suffice((result["depth"] or {}).get("stages", ()), twin and twin["score"])
+    for line in (words, pretrained_hint(read_json(folder / "run.json", "resume the run"))):
+        if line:
+            print_line(line)
     print_line(f"report: {folder / 'report.html'}")
     print_line(f"next: budgetformer predict {folder} DATA -o answers.csv, or budgetformer serve {folder}")
-
-
-def _figures(evaluation: dict[str, Any]) -> dict[str, str]:
-    quality, budget, cost = evaluation["quality"], evaluation["budget"], evaluation["cost"]
-    interval, fitted = _interval(evaluation), "{error:.4f} (before: {error_before:.4f})"
-    exits = evaluation["exits"] or {}
-    if exits:
-        shares = (f"{name} {share:.1%}" for name, share in zip(exits["stages"], exits["share"], strict=True))
-        layers = f"{exits['layers']:.2f} of {exits['depths'][-1]}"
-        exits = {"texts that leave at": ", ".join(shares), "layers run": layers}
-    return {
-        evaluation["metric"].replace("_", " "): f"{evaluation['score']:.4f}{interval and f' ({interval})'}",
-        **({"macro F1": f"{quality['macro_f1']:.4f}"} if "macro_f1" in quality else {}),
-        **({"calibration error": fitted.format_map(quality["calibration"])} if "calibration" in quality else {}),
-        "mean s (predicted)": f"{budget['s_mean']:.3f}",
-        "heads executed, k/H": f"{budget['k_over_h']:.3f}",
-        "k/H by layer": " ".join(f"{share:.2f}" for share in budget["k_over_h_per_layer"]),
-        **exits,
-        "FLOPs per text (counted)": f"{cost['flops_per_text']:.3e}",
-        "of the dense twin's": f"{cost['flops_ratio']:.1%}",
-        "least that head budgets allow": f"{1 - cost['attention_share_of_dense']:.1%}",
-    }
 
 
 def print_seeds(summary: dict[str, Any]) -> None:
@@ -101,13 +78,29 @@ def print_seeds(summary: dict[str, Any]) -> None:
 
 def print_evaluations(evaluations: list[dict[str, Any]], title: str) -> None:
     """One row for each position of the dial."""
+    rows = []
+    for e in evaluations:
+        bounds = e["quality"].get(e["metric"])
+        low, high = (bounds["low"], bounds["high"]) if isinstance(bounds, dict) else (None, None)
+        cost = {**e["budget"], **e["cost"], "exits": e["exits"] and e["exits"]["share"]}
+        rows.append({**cost, "dial": e["dial"], "score": e["score"], "low": low, "high": high})
+    print_budgets(rows, evaluations[0], title)
+
+
+def print_budgets(points: list[dict[str, Any]], first: dict[str, Any], title: str) -> None:
+    """Score, cost and the share of texts per exit at each budget; `first` is the evaluation of one of them."""
+    rows, exits = [], first["exits"]
+    for point in points:
+        interval = "" if point["low"] is None else f"{point['low']:.4f}\N{EN DASH}{point['high']:.4f}"
+        leaving = " ".join(f"{share:.0%}" for share in point["exits"] or ())
+        rows.append({**point, "interval": interval, "leaving": leaving})
     columns = {
-        "budget": "{dial}", evaluations[0]["metric"]: "{score:.4f}", "95 % interval": "{interval}",
-        "mean s": "{budget[s_mean]:.3f}", "k/H": "{budget[k_over_h]:.3f}", "FLOPs of dense": "{cost[flops_ratio]:.1%}",
+        "budget": "{dial}", first["metric"]: "{score:.4f}", "95 % interval": "{interval}",
+        "FLOPs of dense": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}",
     }  # fmt: skip
-    if any("s_mean" not in e["budget"] for e in evaluations):  # an export does not know it
-        del columns["mean s"]
-    print_table(title, columns, [{**e, "interval": _interval(e)} for e in evaluations], left=["budget"])
+    if exits:
+        columns[f"leaving at {' | '.join(exits['stages'])}"] = "{leaving}"
+    print_table(title, columns, rows, left=["budget"])
 
 
 def _points(versus: Mapping[str, float] | None) -> str:
@@ -150,13 +143,7 @@ def stage_lines(stages: list[dict[str, Any]]) -> list[str]:
         verdict = f"saves {stage['saves']:.1%} of the dense cost" if stage["saves"] > 0.005 else "does not pay"
         score = f"{stage['score']:.4f} by itself, " if "score" in stage else ""
         lines.append(f"{stage['stage']}: {score}{verdict}".replace("%", " %"))
-    words = stages[0] if stages and stages[0]["layers"] == 0 else None
-    if words and words.get("versus_full") and words["versus_full"]["low"] > -0.005:
-        lines.append(
-            f"these data do not need a Transformer: the words alone reach {words['score']:.4f}, the full model "
-            f"{stages[-1]['score']:.4f}, and the difference is below half a point"
-        )
-    return lines
+    return [*lines, *filter(None, [words_suffice(stages)])]
 
 
 def point_line(point: dict[str, Any]) -> str:

@@ -132,7 +132,12 @@ def probabilities_of(logits: Floats, task: str) -> Floats:
 def leave_early(scores: Scores, stages: Exits, limit: float) -> Scores:
     """What `score` gives at a limit, from the answers of all stages: the definition, without running anything."""
     assert scores.stage_logits is not None
-    exits = stages.leave(scores.stage_logits, limit)
+    return stop_at(scores, stages, stages.leave(scores.stage_logits, limit))
+
+
+def stop_at(scores: Scores, stages: Exits, exits: NDArray[np.int64]) -> Scores:
+    """What each row's answer and path would be if it left at its number in `exits` (P,)."""
+    assert scores.stage_logits is not None
     ran = np.arange(scores.heads.shape[1]) < np.array(stages.depths)[exits][:, None]
     return replace(
         scores,

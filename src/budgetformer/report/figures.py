@@ -128,3 +128,48 @@ def dial_curve(points: Sequence[Mapping[str, Any]], dense: float | None, ylabel:
         if percent:
             axes.yaxis.set_major_formatter(PercentFormatter(1))
     return svg[0]
+
+
+def cost_curve(
+    curve: Sequence[Mapping[str, Any]], stages: Sequence[Mapping[str, Any]], learned: Mapping[str, Any],
+    dense: float | None, ylabel: str, *, percent: bool,
+) -> str:  # fmt: skip
+    """Score against mean cost: leaving text by text, beside stopping every text at one stage. See `depth_report`."""
+    title, xlabel = "Score against the mean cost of a text", "mean cost, share of the dense model's FLOPs"
+    with _axes("depth", title, xlabel, ylabel, (5.2, 3.5)) as (axes, svg):
+        if dense is not None:
+            axes.axhline(dense, color=GREY, linestyle="--", linewidth=1.4, label="dense twin")
+        static, by_text = (sorted(points, key=lambda p: p["flops_ratio"]) for points in (stages, curve))
+        for points, label, colour, style in ((static, "every text stops at one stage", BLUE, "o:"),
+                                             (by_text, "each text leaves when sure", GREEN, "-")):  # fmt: skip
+            axes.plot(*_columns(points), style, color=colour, label=label, markersize=6, linewidth=1.8)
+        axes.plot(*_columns([learned]), "*", color=ORANGE, markersize=14, label="learned budget")
+        for stage in static:
+            axes.annotate(stage["stage"], (stage["flops_ratio"], stage["score"]), xytext=(6, -12),
+                          textcoords="offset points", fontsize=8)  # fmt: skip
+        axes.set_xlim(left=-0.02)
+        axes.xaxis.set_major_formatter(PercentFormatter(1))
+        if percent:
+            axes.yaxis.set_major_formatter(PercentFormatter(1))
+    return svg[0]
+
+
+def _columns(points: Sequence[Mapping[str, Any]]) -> Points:
+    return [p["flops_ratio"] for p in points], [p["score"] for p in points]
+
+
+def reliability(groups: Sequence[Mapping[str, Any]]) -> str:
+    """P(disagree) against how often answers did change, by stage, beside the diagonal of a rule that is right."""
+    names = list(dict.fromkeys(group["stage"] for group in groups))
+    title = "P(disagree), predicted against observed"
+    with _axes("reliability", title, "predicted P(disagree)", "texts whose answer changed", (5.2, 3.5)) as (axes, svg):
+        most = max([0.01, *(group[key] for group in groups for key in ("predicted", "observed"))])
+        axes.plot([0, most], [0, most], "--", color=GREY, linewidth=1.2, label="as predicted")
+        for number, name in enumerate(names):
+            members = [group for group in groups if group["stage"] == name]
+            xs, ys = ([group[key] for group in members] for key in ("predicted", "observed"))
+            axes.plot(xs, ys, "os^D"[number % 4] + "-", color=(BLUE, GREEN, ORANGE)[number % 3], label=name,
+                      markersize=5, linewidth=1.4)  # fmt: skip
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(PercentFormatter(1))
+    return svg[0]

@@ -31,6 +31,8 @@ class Results:
 
     record: JsonObject
     final: Evaluation  # of the test split, or of validation where there is none
+    comparison: list[JsonObject]
+    depth: JsonObject | None  # of a model with exits
     dials: list[JsonObject]
     twin: Evaluation | None
     verdict: str | None  # of the paired test against the twin
@@ -54,6 +56,8 @@ class Results:
         return cls(
             record=record,
             final=evaluations[0],
+            comparison=results["comparison"],
+            depth=results["depth"],
             dials=results["dials"],
             twin=evaluations[1] if results["baseline"] else None,
             verdict=versus["verdict"] if versus else None,
@@ -115,11 +119,13 @@ def _points(lines: Sequence[Any], x: str, *keys: str) -> draw.Points:
     return [line[x] for line in lines], values
 
 
-def dials(run: Results) -> Section:
-    """Score against budget, without retraining."""
-    title = "Score against budget"
+def dials(run: Results) -> Section | None:
+    """Score against head budget, without retraining."""
+    title = "Score against head budget"
     curve = sorted(run.dials, key=lambda point: (point["k_over_h"], point["dial"] == "learned"))
     if not curve:
+        if run.depth is not None:  # its budgets are of depth
+            return None
         return Section("dials", title, "This model was evaluated at one budget only, so there is no curve.")
     cells = [
         [p["dial"], format_percent(p["k_over_h"]), format_percent(p["flops_ratio"]), run.format_score(p["score"]),

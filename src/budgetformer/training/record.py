@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ import numpy as np
 
 from budgetformer.calibrate import depth_report
 from budgetformer.data.splits import sample_rows
-from budgetformer.engine.scores import Scores, score
+from budgetformer.data.tokens import TokenTable
+from budgetformer.dial import Dial
+from budgetformer.engine.scores import Scores, score, stop_at
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
 from budgetformer.evaluate import Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
@@ -151,10 +154,30 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     sample = prepared.splits[final].select(sample_rows(results[final].rows, _CURVE_ROWS))
     curve = [evaluate(engine, sample, split=final, dial=d) for d in (dials if model.config.gate.can_dial else ())]
     evaluation: dict[str, Any] = {"test": None, **{name: asdict(result) for name, result in results.items()}}
-    evaluation |= {"dials": [dial_point(e) for e in curve], "depth": depth_report(engine, sample, final)}
+    stages = score(engine, prepared.splits[final], "exit:0") if model.config.exits else None
+    evaluation |= {"comparison": _comparison(engine, prepared.splits[final], results[final], stages)}
+    evaluation |= {"dials": [dial_point(e) for e in curve]}
+    evaluation |= {"depth": None if stages is None else depth_report(stages, engine.config, final)}
     evaluation |= {"baseline": None, "versus_baseline": None}
     write_json(folder / "evaluation.json", evaluation)
     return outcomes[final]
+
+
+def _comparison(
+    engine: TorchEngine, table: TokenTable, learned: Evaluation, stages: Scores | None
+) -> list[dict[str, Any]]:
+    """The words alone, the learned budget and the full model on the same rows; `publish` puts the dense twin between.
+
+    `stages` are the answers of all stages, where the model has some.
+    """
+    config, split, entries = engine.config, learned.split, {"learned": learned}
+    if stages is not None and config.stages.words:
+        words = stop_at(stages, config.stages, np.zeros(len(table), np.int64))
+        entries = {"words": summarize(words, config, split=split, dial=str(Dial("exit", math.inf))), **entries}
+    if stages is not None and (config.gate.selects or config.stages.options.limit):
+        full = score(engine, table, "full") if config.gate.selects else stages
+        entries["full"] = summarize(full, config, split=split, dial="full")
+    return [{"model": name, **dial_point(evaluation)} for name, evaluation in entries.items()]
 
 
 def dial_point(evaluation: Evaluation) -> dict[str, Any]:
@@ -164,6 +187,7 @@ def dial_point(evaluation: Evaluation) -> dict[str, Any]:
         **dict(zip(("low", "high"), evaluation.interval, strict=True)),
         **{name: evaluation.budget[name] for name in ("s_mean", "k_over_h")},
         **{name: evaluation.cost[name] for name in ("flops_per_text", "flops_ratio")},
+        "exits": None if evaluation.exits is None else evaluation.exits["share"],
     }
 
 
@@ -173,6 +197,10 @@ def publish(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str,
     if ours is not None and twin is not None:
         baseline = read_json(folder / "baseline" / "evaluation.json", "delete baseline and resume")
         result["baseline"] = {name: baseline[name] for name in ("test", "validation")}
+        dense = dial_point(Evaluation(**(baseline["test"] or baseline["validation"])))
+        entries = {entry["model"]: entry for entry in (*result["comparison"], {"model": "dense twin", **dense})}
+        order = ("words", "dense twin", "learned", "full")
+        result["comparison"] = [entries[name] for name in order if name in entries]
         a, b = is_correct(ours), is_correct(twin)
         result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
         write_json(folder / "evaluation.json", result)

@@ -128,7 +128,7 @@ def train_run(
             ours, twin = session.fit_base(recipe, folder)
         else:
             ours, twin = session.fit(recipe, folder, on_finished=on_finished), None
-            if with_baseline and recipe.selects_heads:
+            if with_baseline and (recipe.selects_heads or recipe.model.get("exits")):
                 log("the dense twin, on the same data in the same order:")
                 twin = session.fit(recipe.without_gates(), folder / "baseline")
         result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
