@@ -19,7 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from budgetformer.data import DataSet, DataSource, open_data
+from budgetformer.data.dataset import DataSet, open_data
+from budgetformer.data.locate import DataSource
 from budgetformer.engine.scores import score
 from budgetformer.evaluate import is_correct, paired_difference, proportion
 from budgetformer.runs.files import read_json, write_json
@@ -27,7 +28,7 @@ from budgetformer.runs.provenance import environment
 from budgetformer.runs.run import Run
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.record import has_begun
-from budgetformer.training.run import train
+from budgetformer.training.run import train_run
 
 DATASETS = ("ag_news", "imdb", "dbpedia_14", "snli", "yelp_review_full")
 LENGTH = {"snli": 64, "ag_news": 128, "dbpedia_14": 128}
@@ -59,7 +60,7 @@ def cell(options: argparse.Namespace, dataset: str, seed: int) -> dict[str, Any]
     source = DataSource(dataset, data_dir=options.data_dir, offline=options.data_dir is not None, limit=options.rows)
     recipe = Recipe.make("small", max_length=LENGTH.get(dataset, 256), epochs=options.epochs)
     folder = Path(options.runs) / f"{dataset}-{seed}"
-    result = train(source, recipe, folder, seed=seed, with_baseline=True, resume=has_begun(folder), examples=False)
+    result = train_run(source, recipe, folder, seed=seed, with_baseline=True, resume=has_begun(folder), examples=False)
     data, run = open_data(source), Run.open(folder)
     right, seconds = tfidf(data)
     table = run.encode(run.held_out(source, "test"))

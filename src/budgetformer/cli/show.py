@@ -91,15 +91,15 @@ def print_budgets(points: list[dict[str, Any]], first: dict[str, Any], title: st
     """Score, cost and the share of texts per exit at each budget; `first` is the evaluation of one of them."""
     rows, exits = [], first["exits"]
     for point in points:
-        interval = "" if point["low"] is None else f"{point['low']:.4f}\N{EN DASH}{point['high']:.4f}"
-        leaving = " ".join(f"{share:.0%}" for share in point["exits"] or ())
+        interval = "" if point["low"] is None else f"{point['low']:.4f} to {point['high']:.4f}"
+        leaving = "/".join(f"{100 * share:.0f}" for share in point["exits"] or ())
         rows.append({**point, "interval": interval, "leaving": leaving})
     columns = {
         "budget": "{dial}", first["metric"]: "{score:.4f}", "95 % interval": "{interval}",
         "FLOPs of dense": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}",
     }  # fmt: skip
     if exits:
-        columns[f"leaving at {' | '.join(exits['stages'])}"] = "{leaving}"
+        columns[f"% left at {' / '.join(exits['stages'])}"] = "{leaving}"
     print_table(title, columns, rows, left=["budget"])
 
 
