@@ -31,7 +31,7 @@ FLOORS = [
     {"calibrate", "explain", "report"},
     {"export"},
     {"runs"},
-    {"training", "predict", "serving", "bench"},
+    {"training", "predict", "serving", "bench", "speed"},
     {"estimator"},
     {"cli"},
     {"__main__"},

@@ -20,23 +20,36 @@ def bench(
     ] = None,
     k: Annotated[list[int] | None, typer.Option("-k", help="Heads that run (default: 1 2 4 and all).")] = None,
     shape: Annotated[str, typer.Option(help="The model's width, heads of a layer and layers.")] = "768x8x4",
-    what: Annotated[str, typer.Option(help="attention, model, memory, all, or onnx (exported graphs).")] = "all",
+    what: Annotated[str, typer.Option(help="attention, model, memory, all, onnx, or with RUN engines.")] = "all",
     texts: Annotated[int, typer.Option(help="With RUN: how many of its texts.", min=1)] = 2000,
     carbon: Annotated[
         str | None, typer.Option(help="With RUN: energy and carbon, by a country's mix (FRA) or g CO2 per kWh (56).")
+    ] = None,
+    dense: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", help="With --what engines: the dense model."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Time selective execution against dense rivals: by itself, or a RUN from text to label."""
     from budgetformer import bench as benches
-    from budgetformer.cli.show import log, print_bench, print_json, print_run_bench
+    from budgetformer.cli.show import log, print_bench, print_engines, print_json, print_run_bench
 
     if run is not None:
         from budgetformer.runs.run import Run
 
+        if what == "engines":
+            from budgetformer.speed import compare_engines
+
+            other = None if dense is None else Run.open(dense)
+            result = compare_engines(Run.open(run), dense=other, texts=texts)
+            print_json(result) if as_json else print_engines(result)
+            return
         result = benches.run_bench(Run.open(run), texts=texts, carbon=carbon)
         print_json(result) if as_json else print_run_bench(result)
         return
+    if what == "engines" or dense:
+        raise UsageError("--what engines and --dense are for a RUN: give its directory")
     if what not in ("attention", "model", "memory", "all", "onnx"):
         raise UsageError(f"--what {what!r}: give attention, model, memory, all or onnx")
     from budgetformer.cost.flops import Shape

@@ -179,6 +179,17 @@ def print_bench(result: dict[str, Any]) -> None:
         print_table("peak memory of one forward pass above the model, MiB, fresh processes", memory, rows)
 
 
+def print_engines(result: dict[str, Any]) -> None:
+    """Engines beside each other, from text to label."""
+    first = result["engines"][0]
+    columns = {"engine": "{engine}"}
+    columns |= {f"rows/s, batch {batch}": f"{{rows_per_second[{batch}]:.0f}}" for batch in first["rows_per_second"]}
+    columns |= {first["metric"]: "{score:.4f}"} if "metric" in first else {}
+    columns["FLOPs of dense"] = "{flops_ratio:.1%}"
+    title = "{texts} {split} texts of {run} at {budget}, {threads} threads, from text to label".format_map(result)
+    print_table(title, columns, result["engines"], left=["engine"])
+
+
 def print_run_bench(result: dict[str, Any]) -> None:
     """A run against its dense twin, from text to label."""
     columns = {

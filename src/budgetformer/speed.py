@@ -1,0 +1,207 @@
+"""Engines against each other, from text to label: one process each, since their threads would spin against each other.
+
+torch dense (Hugging Face's model with SDPA), torch staged, ONNX dense in fp32 and in int8 as `quantize_dynamic` of ONNX
+Runtime makes it, ONNX staged in fp32 and int8. Dense is the run's plain model, its dense twin, or another run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from budgetformer.cost.measure import in_fresh_process
+from budgetformer.data.batches import Batch
+from budgetformer.dial import Dial
+from budgetformer.engine.answers import predicted
+from budgetformer.engine.scorer import Scorer
+from budgetformer.engine.scores import Outputs, score
+from budgetformer.errors import UsageError
+from budgetformer.evaluate import cost_of, summarize
+from budgetformer.runs.files import hash_files, read_json, write_json
+from budgetformer.runs.run import Run
+from budgetformer.spec import ModelSpec
+
+BATCHES = (1, 8, 32)
+_ROUNDS = 2  # of all engines, so that a slow moment of the machine does not hit one alone
+_SECONDS = 10.0  # for a batch size in a round, or one pass
+_READ_AHEAD = 64  # batches whose texts are tokenised and sorted together
+_THREADS = "2"
+
+
+def compare_engines(
+    run: Run, *, dense: Run | None = None, texts: int, budget: str | None = None, seconds: float = _SECONDS
+) -> dict[str, Any]:
+    """Rows per second by batch size and quality of each engine, on texts that the run kept back."""
+    from budgetformer.runs.provenance import environment
+
+    held_out = run.held_out().sample(texts)
+    examples = list(held_out.data.splits[held_out.split].examples())
+    table = run.encode(held_out)
+    labels = [] if table.labels is None else table.labels.tolist()
+    rows = {"texts": [e.text for e in examples], "pairs": [e.text_pair or "" for e in examples] if run.pairs else None}
+    os.environ.setdefault("OMP_NUM_THREADS", _THREADS)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "rows.json").write_text(json.dumps({**rows, "labels": labels}), encoding="utf-8")
+        engines = _prepare(run, dense or run.baseline or run, budget, folder)
+        results: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
+        for _ in range(_ROUNDS):
+            for engine, place in engines.items():
+                results[engine].append(in_fresh_process(["-m", __name__], [str(folder / "rows.json"), *place, seconds]))
+    compared = [_best(engine, measured) for engine, measured in results.items()]
+    return {
+        "run": str(run.folder), "split": held_out.split, "texts": len(examples), "budget": str(run.budget(budget)),
+        "threads": int(os.environ["OMP_NUM_THREADS"]), "engines": compared, "environment": environment("onnxruntime"),
+    }  # fmt: skip
+
+
+def _best(engine: str, measured: list[dict[str, Any]]) -> dict[str, Any]:
+    rates = {batch: max(m["rows_per_second"][str(batch)] for m in measured) for batch in BATCHES}
+    return {"engine": engine, **measured[0], "rows_per_second": rates}
+
+
+def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str, tuple[str, str | None]]:
+    """What to open and its budget, for each engine."""
+    if run.exported or dense.exported:
+        raise UsageError(f"{run.folder if run.exported else dense.folder} is an export: give the run itself")
+    from budgetformer.models.model import retrofit
+
+    source = dense.model if dense.config.gate.kind != "frozen" else run.model
+    plain_folder = str(dense.folder)
+    if source.config.base is None:
+        if dense.config.exits or dense.config.gate.selects:
+            raise UsageError(f"{dense.folder} is not dense: train RUN with --with-baseline, or give a run with --dense")
+    else:
+        source = retrofit(source.plain(), gates={"kind": "all"}).train(False)
+        source.plain().save_pretrained(folder / "plain")
+        plain_folder = str(folder / "plain")
+    exported = _export_dense(run, source, folder / "dense")
+    _quantize_dense(exported, folder / "dense-int8")
+    staged, int8 = folder / "staged", folder / "staged-int8"
+    run.export(staged, budget=budget)
+    run.export(int8, budget=budget, int8=True)
+    return {
+        "torch dense": (plain_folder, None),
+        "torch staged": (str(run.folder), str(run.budget(budget))),
+        "ONNX dense fp32": (str(exported), None),
+        "ONNX dense int8": (str(folder / "dense-int8"), None),
+        "ONNX staged fp32": (str(staged), None),
+        "ONNX staged int8": (str(int8), None),
+    }
+
+
+def _export_dense(run: Run, model: Any, target: Path) -> Path:
+    from budgetformer.data.tokenizer import tokenizer_files
+    from budgetformer.data.tokens import TokenTable
+    from budgetformer.export.run import export_model
+    from budgetformer.export.verify import CheckRows
+
+    record = {key: run.record[key] for key in ("format_version", "name", "labels", "pairs", "max_length")}
+    rows = CheckRows(TokenTable.random(model.config.vocab_size, run.max_length, run.pairs), "made-up rows")
+    files = tokenizer_files(run.folder)
+    export_model(model, files, record, target, dial=Dial("full"), int8=None, rows=rows)
+    return target
+
+
+def _quantize_dense(exported: Path, target: Path) -> None:
+    """As people do it: ONNX Runtime's own dynamic quantisation of the dense graph, with its defaults."""
+    import onnx
+    from onnxruntime.quantization import QuantType, quantize_dynamic
+    from onnxruntime.quantization.quant_utils import add_pre_process_metadata
+
+    shutil.copytree(exported, target)
+    record = read_json(target / "export.json", "export it again")
+    file = record["graphs"][0]["file"]
+    add_pre_process_metadata(graph := onnx.load(exported / file))  # there is nothing to tidy up, nor to warn of
+    options = {"DefaultTensorType": onnx.TensorProto.FLOAT}  # its shape inference does not know the attention
+    quantize_dynamic(graph, target / file, weight_type=QuantType.QInt8, extra_options=options)
+    write_json(target / "export.json", {**record, "precision": "int8 dense", "sha256": hash_files(target)})
+
+
+class _PlainEngine:
+    """A Hugging Face classifier as it is."""
+
+    details, name, batch_tokens, version = False, "transformers", 4096, "transformers"
+
+    def __init__(self, folder: Path, config: ModelSpec) -> None:
+        import torch
+        from transformers import AutoModelForSequenceClassification
+
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        self.config, self._torch = config, torch
+        self.model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="sdpa").eval()
+
+    def logits(self, batch: Batch, budget: Dial, after: Any = None) -> Outputs:
+        inputs = {name: value for name, value in batch.tensors().items() if name != "labels"}
+        with self._torch.inference_mode():
+            logits = self.model(**inputs).logits.float().numpy()
+        layers, heads = self.config.num_hidden_layers, self.config.num_attention_heads
+        return Outputs(logits, np.full((len(logits), layers), heads, np.int16))
+
+    def check(self, budget: Dial) -> Dial:
+        return budget
+
+    def words(self, table: Any) -> None:
+        return None
+
+    def session(self, budget: Dial) -> Any:
+        return nullcontext()
+
+
+def _open(folder: Path, budget: str | None) -> Scorer:
+    if (folder / "run.json").exists() or (folder / "export.json").exists():
+        return Run.open(folder).scorer(budget)
+    beside = Run.open(folder.parent / "dense")  # the same model, exported
+    return Scorer(_PlainEngine(folder, beside.config), beside.tokenizer, beside.max_length)
+
+
+def measure(rows: Path, folder: Path, budget: str | None, limit: float) -> dict[str, Any]:
+    """One engine by the clock: tokenise, sort by length, batch, pad, classify. Then all rows once, for the quality."""
+    data, scorer = json.loads(rows.read_text(encoding="utf-8")), _open(folder, budget)
+    texts, pairs = data["texts"], data["pairs"]
+
+    def passes(batch: int, count: int) -> Iterator[float]:
+        size = _READ_AHEAD * batch
+        while True:
+            began = time.perf_counter()
+            for start in range(0, count, size):
+                part = slice(start, min(count, start + size))
+                table = scorer.encode(texts[part], None if pairs is None else pairs[part])
+                scores = score(scorer.engine, table, scorer.budget, batch_size=batch)
+                predicted(scores.probabilities, scorer.task)
+            yield time.perf_counter() - began
+
+    rates = {}
+    for batch in BATCHES:
+        next(passes(batch, min(len(texts), 2 * batch)))  # libraries prepare themselves
+        began, times = time.perf_counter(), []
+        for seconds in passes(batch, len(texts)):
+            times.append(seconds)
+            if time.perf_counter() - began > limit:
+                break
+        rates[batch] = len(texts) / statistics.median(times)
+    table = scorer.encode(texts, pairs)
+    table = replace(table, labels=np.array(data["labels"])) if data["labels"] else table
+    scores = score(scorer.engine, table, scorer.budget)
+    result = {"rows_per_second": rates, "flops_ratio": cost_of(scores, scorer.config)["flops_ratio"]}
+    if data["labels"]:
+        quality = summarize(scores, scorer.config, split="", dial=str(scorer.budget))
+        result |= {"metric": quality.metric, "score": quality.score}
+    return result
+
+
+if __name__ == "__main__":
+    file, place, dial, seconds = json.loads(sys.argv[1])
+    print(json.dumps(measure(Path(file), Path(place), dial, seconds)))
