@@ -34,3 +34,5 @@ def test_what_cannot_be_compared_is_refused(
     assert command("export", tiny_staged, "-o", tmp_path / "out") == 0
     assert command("bench", tmp_path / "out", "--what", "engines") == 2
     assert "is an export: give the run itself" in capsys.readouterr().err
+    assert command("bench", tiny_staged, "more.csv") == 2
+    assert "more.csv: texts are for --what engines" in capsys.readouterr().err

@@ -23,6 +23,7 @@ import numpy as np
 
 from budgetformer.cost.measure import in_fresh_process
 from budgetformer.data.batches import Batch
+from budgetformer.data.splits import sample_rows
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
 from budgetformer.engine.scorer import Scorer
@@ -41,28 +42,40 @@ _THREADS = "2"
 
 
 def compare_engines(
-    run: Run, *, dense: Run | None = None, texts: int, budget: str | None = None, seconds: float = _SECONDS
+    run: Run,
+    data: str | None = None,
+    *,
+    dense: Run | None = None,
+    texts: int,
+    budget: str | None = None,
+    seconds: float = _SECONDS,
 ) -> dict[str, Any]:
-    """Rows per second by batch size and quality of each engine, on texts that the run kept back."""
+    """Rows per second by batch size on a sample of so many texts, and quality on all, of each engine.
+
+    Texts are those of `data`, or what the run kept back.
+    """
     from budgetformer.runs.provenance import environment
 
-    held_out = run.held_out().sample(texts)
+    held_out = run.held_out(data)
     examples = list(held_out.data.splits[held_out.split].examples())
     table = run.encode(held_out)
     labels = [] if table.labels is None else table.labels.tolist()
     rows = {"texts": [e.text for e in examples], "pairs": [e.text_pair or "" for e in examples] if run.pairs else None}
+    timed = sample_rows(len(examples), texts).tolist()
     os.environ.setdefault("OMP_NUM_THREADS", _THREADS)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "rows.json").write_text(json.dumps({**rows, "labels": labels}), encoding="utf-8")
+        (folder / "rows.json").write_text(json.dumps({**rows, "labels": labels, "timed": timed}), encoding="utf-8")
         engines = _prepare(run, dense or run.baseline or run, budget, folder)
         results: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
-        for _ in range(_ROUNDS):
+        for number in range(_ROUNDS):
             for engine, place in engines.items():
-                results[engine].append(in_fresh_process(["-m", __name__], [str(folder / "rows.json"), *place, seconds]))
+                options = [str(folder / "rows.json"), *place, seconds, number == 0]
+                results[engine].append(in_fresh_process(["-m", __name__], options))
     compared = [_best(engine, measured) for engine, measured in results.items()]
     return {
-        "run": str(run.folder), "split": held_out.split, "texts": len(examples), "budget": str(run.budget(budget)),
+        "run": str(run.folder), "split": held_out.split, "texts": len(timed), "rows": len(examples),
+        "budget": str(run.budget(budget)),
         "threads": int(os.environ["OMP_NUM_THREADS"]), "engines": compared, "environment": environment("onnxruntime"),
     }  # fmt: skip
 
@@ -167,13 +180,17 @@ def _open(folder: Path, budget: str | None) -> Scorer:
     return Scorer(_PlainEngine(folder, beside.config), beside.tokenizer, beside.max_length)
 
 
-def measure(rows: Path, folder: Path, budget: str | None, limit: float) -> dict[str, Any]:
-    """One engine by the clock: tokenise, sort by length, batch, pad, classify. Then all rows once, for the quality."""
+def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality: bool) -> dict[str, Any]:
+    """One engine by the clock: tokenise, sort by length, batch, pad, classify. Then all rows once, for the quality.
+
+    In batches of one, each text comes alone, as to a service; else the next batches are there to be sorted by length.
+    """
     data, scorer = json.loads(rows.read_text(encoding="utf-8")), _open(folder, budget)
-    texts, pairs = data["texts"], data["pairs"]
+    texts, pairs = ([data[name][row] for row in data["timed"]] if data[name] else None for name in ("texts", "pairs"))
+    assert texts is not None
 
     def passes(batch: int, count: int) -> Iterator[float]:
-        size = _READ_AHEAD * batch
+        size = 1 if batch == 1 else _READ_AHEAD * batch
         while True:
             began = time.perf_counter()
             for start in range(0, count, size):
@@ -192,16 +209,18 @@ def measure(rows: Path, folder: Path, budget: str | None, limit: float) -> dict[
             if time.perf_counter() - began > limit:
                 break
         rates[batch] = len(texts) / statistics.median(times)
-    table = scorer.encode(texts, pairs)
+    if not quality:
+        return {"rows_per_second": rates}
+    table = scorer.encode(data["texts"], data["pairs"])
     table = replace(table, labels=np.array(data["labels"])) if data["labels"] else table
     scores = score(scorer.engine, table, scorer.budget)
     result = {"rows_per_second": rates, "flops_ratio": cost_of(scores, scorer.config)["flops_ratio"]}
     if data["labels"]:
-        quality = summarize(scores, scorer.config, split="", dial=str(scorer.budget))
-        result |= {"metric": quality.metric, "score": quality.score}
+        summary = summarize(scores, scorer.config, split="", dial=str(scorer.budget))
+        result |= {"metric": summary.metric, "score": summary.score}
     return result
 
 
 if __name__ == "__main__":
-    file, place, dial, seconds = json.loads(sys.argv[1])
-    print(json.dumps(measure(Path(file), Path(place), dial, seconds)))
+    file, place, *options = json.loads(sys.argv[1])
+    print(json.dumps(measure(Path(file), Path(place), *options)))

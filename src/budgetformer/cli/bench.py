@@ -14,6 +14,9 @@ from budgetformer.errors import UsageError
 @app.command()
 def bench(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run with its dense twin.")] = None,
+    data: Annotated[
+        str | None, typer.Argument(metavar="[DATA]", help="With --what engines: texts (default: what RUN kept back).")
+    ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Batch sizes (default: 1 8 32).", min=1)] = None,
     length: Annotated[
         list[int] | None, typer.Option(help="Lengths in tokens (default: 64 256 512).", min=1, max=8192)
@@ -42,9 +45,11 @@ def bench(
             from budgetformer.speed import compare_engines
 
             other = None if dense is None else Run.open(dense)
-            result = compare_engines(Run.open(run), dense=other, texts=texts)
+            result = compare_engines(Run.open(run), data, dense=other, texts=texts)
             print_json(result) if as_json else print_engines(result)
             return
+        if data is not None:
+            raise UsageError(f"{data}: texts are for --what engines; a run is timed on what it kept back")
         result = benches.run_bench(Run.open(run), texts=texts, carbon=carbon)
         print_json(result) if as_json else print_run_bench(result)
         return

@@ -186,8 +186,8 @@ def print_engines(result: dict[str, Any]) -> None:
     columns |= {f"rows/s, batch {batch}": f"{{rows_per_second[{batch}]:.0f}}" for batch in first["rows_per_second"]}
     columns |= {first["metric"]: "{score:.4f}"} if "metric" in first else {}
     columns["FLOPs of dense"] = "{flops_ratio:.1%}"
-    title = "{texts} {split} texts of {run} at {budget}, {threads} threads, from text to label".format_map(result)
-    print_table(title, columns, result["engines"], left=["engine"])
+    title = "{run} at {budget}, {threads} threads, from text to label: {texts} texts timed, {rows} {split} rows scored"
+    print_table(title.format_map(result), columns, result["engines"], left=["engine"])
 
 
 def print_run_bench(result: dict[str, Any]) -> None:
