@@ -57,5 +57,5 @@ def test_an_encoder_is_retrofitted_calibrated_and_can_be_served(
     runpy.run_path(str(example), run_name="__main__")
     cost = int(re.search(r"answered after .* at (\d+)% of the cost", capsys.readouterr().out)[1])  # type: ignore[index]
     engine = Engine(Settings(tmp_path / "runs/retrofit", budget="0.3"))
-    (answer,) = engine.answers(engine.encode([("a superb story", None)]), engine.budget)
+    (answer,) = engine.answers(engine.score(engine.encode([("a superb story", None)]), engine.budget))
     assert round(100 * answer["cost"]) == cost

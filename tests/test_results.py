@@ -29,6 +29,20 @@ def test_the_tables_of_the_retrofit_page_are_the_results(tmp_path: Path, capsys:
     assert drawn.read_text(encoding="utf-8") == published.read_text(encoding="utf-8")
 
 
+def test_the_table_of_the_stages_page_is_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    shutil.copytree(ROOT / "docs" / "results" / "stages", tmp_path / "results")
+    runpy.run_path(str(ROOT / "benchmarks" / "stages.py"))["plot"](Namespace(results=tmp_path / "results"))
+    rows = [line for line in capsys.readouterr().out.splitlines() if "| minilm |" in line]
+    assert len(rows) > 20
+    page = (ROOT / "docs" / "stages.md").read_text(encoding="utf-8").splitlines()
+    assert [line for line in page if "| minilm |" in line] == rows
+    drawn, published = tmp_path / "results" / "curve.svg", ROOT / "docs" / "results" / "stages" / "curve.svg"
+    assert drawn.read_text(encoding="utf-8") == published.read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
 def test_a_benchmark_names_what_is_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(file.parent))

@@ -141,7 +141,7 @@ def test_an_export_is_set_to_any_budget_of_depth(run: Path, folder: Path) -> Non
         assert (answers.labels, answers.exits) == (torch_answers.labels, torch_answers.exits)
         np.testing.assert_allclose(answers.cost, torch_answers.cost)
         shares.append(answers.cost.mean())
-    assert shares[0] > shares[1] > shares[-1]
+    assert shares[0] > shares[1] >= shares[-1]
 
 
 def test_the_fast_path_equals_the_definition(run: Path, folder: Path) -> None:

@@ -146,7 +146,7 @@ def test_curve_and_export_see_every_class_of_a_test_file_that_is_sorted_by_class
     monkeypatch.setattr("budgetformer.runs.run._CHECK_ROWS", 10)
     monkeypatch.setattr(import_module("budgetformer.export.run"), "export_model", export)
     run.export(tmp_path / "onnx")
-    assert [sorted(labels) for labels in seen] == [sorted(run.labels)] * (len(DIALS) + 2)
+    assert [sorted(labels) for labels in seen] == [sorted(run.labels)] * (len(DIALS) + 3)
 
 
 @pytest.mark.parametrize("version", [None, 99])
