@@ -1,4 +1,4 @@
-"""budgetformer: text classifiers whose Transformer computes only the attention heads that each input needs.
+"""budgetformer: text classifiers that spend on each text only what it needs: words, layers, attention heads.
 
 Names are loaded when first used, so that importing the package is fast and changes nothing.
 """
