@@ -36,7 +36,7 @@ import torch
 from budgetformer.cost.measure import take_turns
 from budgetformer.data.batches import collate
 from budgetformer.data.dataset import DataSet, open_data
-from budgetformer.data.locate import DataSource
+from budgetformer.data.locate import DEMOS, NAMED, DataSource
 from budgetformer.data.tokenizer import load_tokenizer
 from budgetformer.data.tokens import encode_split
 from budgetformer.dial import Dial
@@ -90,9 +90,10 @@ COSTS = ("k_over_h", "attention_flops_ratio", "flops_ratio")
 
 
 def opened(options: argparse.Namespace, dataset: str, limit: int | None = None) -> DataSet:
-    """A named data set, from the folder that was given or from the hub."""
-    folder = options.data_dir
-    return open_data(DataSource(dataset, data_dir=folder, limit=limit, offline=folder is not None))
+    """A named data set, from the folder that was given or from the hub; or a demo's, from its package."""
+    folder, demo = options.data_dir, f"demo:{dataset}"
+    name = demo if demo in DEMOS and dataset not in NAMED else dataset
+    return open_data(DataSource(name, data_dir=folder, limit=limit, offline=folder is not None))
 
 
 def source(options: argparse.Namespace, dataset: str) -> DataSource:
@@ -192,22 +193,26 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     return {"points": result, "training_seconds": trained}
 
 
-def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
-    """The floor that any encoder must pass."""
+def fit_tfidf(texts: list[str], labels: list[Any]) -> Any:
     from sklearn.feature_extraction.text import TfidfVectorizer
     from sklearn.linear_model import LogisticRegression
+    from sklearn.pipeline import make_pipeline
 
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
+    return make_pipeline(vectorizer, LogisticRegression(C=10, max_iter=300)).fit(texts, labels)
+
+
+def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
+    """The floor that any encoder must pass."""
     data = opened(options, dataset, options.rows)
 
     def rows(split: str) -> tuple[list[str], list[Any]]:
         examples = list(data.splits[split].examples())
         return [f"{e.text} {e.text_pair or ''}" for e in examples], [e.label for e in examples]
 
-    texts, labels = rows("train")
-    vectorizer = TfidfVectorizer(ngram_range=(1, 2), min_df=2, sublinear_tf=True)
-    model = LogisticRegression(C=10, max_iter=300).fit(vectorizer.fit_transform(texts), labels)
+    model = fit_tfidf(*rows("train"))
     texts, labels = rows("test")
-    right = int((model.predict(vectorizer.transform(texts)) == labels).sum())
+    right = int((model.predict(texts) == labels).sum())
     return {"dial": "tfidf", **proportion(right, len(labels))}
 
 

@@ -129,17 +129,7 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     """One method on one data set with one seed."""
     if method == "tfidf":
         return {"points": [{**tfidf(options, dataset), "point": "tfidf"}]}
-    runs = Path(options.runs) / dataset / Path(options.base).name / str(seed)
-    data, began, dense, epochs = source(options, dataset), time.monotonic(), {"gates": {"kind": "all"}}, options.epochs
-    if method == "start":
-        chosen = recipe(options, dataset, options.base, epochs, **dense, exits=None)
-    elif method == "short":
-        base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short")
-        chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
-    else:
-        exits = None if method == "dense" else {"start": 0.0}
-        chosen = recipe(options, dataset, runs / "start", epochs, **dense, exits=exits)
-    train_run(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
+    began, runs = time.monotonic(), train(options, dataset, method, seed).parent
     trained, model = time.monotonic() - began, Model.from_pretrained(runs / method)
     if method == "start":
         return {"points": [], "training_seconds": trained}
@@ -150,6 +140,22 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
         layers = model.config.num_hidden_layers / Model.from_pretrained(runs / "start").config.num_hidden_layers
         points = [test.point(method, test.score(model, "full"), layers)]
     return {"points": points, "training_seconds": trained}
+
+
+def train(options: argparse.Namespace, dataset: str, method: str, seed: int) -> Path:
+    """Train a method, or go on with it. -> its run"""
+    runs = Path(options.runs) / dataset / Path(options.base).name / str(seed)
+    data, dense, epochs = source(options, dataset), {"gates": {"kind": "all"}}, options.epochs
+    if method == "start":
+        chosen = recipe(options, dataset, options.base, epochs, **dense, exits=None)
+    elif method == "short":
+        base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short")
+        chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
+    else:
+        exits = None if method == "dense" else {"start": 0.0}
+        chosen = recipe(options, dataset, runs / "start", epochs, **dense, exits=exits)
+    train_run(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
+    return runs / method
 
 
 def run(options: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ import shutil
 import sys
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -49,13 +50,18 @@ def test_a_benchmark_names_what_is_there(file: Path, monkeypatch: pytest.MonkeyP
     runpy.run_path(str(file), run_name="imported")
 
 
+def make_data(folder: Path, **splits: int) -> list[Any]:
+    """Reviews under the name of imdb, and the options for a benchmark that reads them."""
+    (folder / "data" / "imdb").mkdir(parents=True)
+    for seed, (split, rows) in enumerate(splits.items()):
+        write_reviews(folder / "data" / "imdb" / f"{split}.csv", rows=rows, seed=seed)
+    return ["--results", folder / "results", "--runs", folder / "runs", "--data-dir", folder / "data"]
+
+
 def test_the_retrofit_benchmark_runs_every_kind_of_method_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "data" / "imdb").mkdir(parents=True)
-    for seed, split in enumerate(("train", "test")):
-        write_reviews(tmp_path / "data" / "imdb" / f"{split}.csv", rows=80, seed=seed)
-    folders = ["--results", tmp_path / "results", "--runs", tmp_path / "runs", "--data-dir", tmp_path / "data"]
+    folders = make_data(tmp_path, train=80, test=80)
     methods = ["start", "budgeted", "random", "michel", "untrained", "frozen", "tfidf"]
     few = ["--datasets", "imdb", "--shares", "0.25", "0.5"]
 
@@ -84,3 +90,41 @@ def test_the_retrofit_benchmark_runs_every_kind_of_method_once(
     assert set(timed[0]["speedup"]) == {"mean:0.25", "mean:0.5", "frozen:0.25", "frozen:0.5"}
     rows = [line for line in benchmark("plot", *folders[:2]) if line.startswith("| imdb")]
     assert len(rows) == len([p for points in result.values() for p in points]) + 2 + len(timed)
+
+
+def test_the_rivals_benchmark_trains_times_and_draws_every_rival(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    folders = make_data(tmp_path, train=80, validation=240, test=60)
+
+    def benchmark(*words: object) -> list[str]:
+        monkeypatch.setattr(sys, "argv", ["rivals.py", *map(str, words)])
+        runpy.run_path(str(ROOT / "benchmarks" / "rivals.py"), run_name="__main__")
+        return capsys.readouterr().out.splitlines()
+
+    base = save_base(tmp_path / "base", max_position_embeddings=128)
+    run = ["run", "--base", base, *folders, "--datasets", "imdb", "--seeds", "0", "--texts", "8", "--seconds", "0"]
+    files = {rival: tmp_path / "results" / f"imdb-{rival}-0.json" for rival in
+             ("tfidf", "static", "frozen", "dense", "dense-int8", "ours")}  # fmt: skip
+    assert benchmark(*run, "--rows", "60", "--part", "score") == [str(file) for file in files.values()]
+    assert benchmark(*run, "--part", "score") == []  # what is there is not done again
+    cells = {rival: json.loads(file.read_text()) for rival, file in files.items()}
+    assert all(point["rows"] == 60 and "timing" not in point for cell in cells.values() for point in cell["points"])
+    value = {rival: cell["points"][0]["value"] for rival, cell in cells.items()}
+    assert min(value["tfidf"], value["ours"]) > 0.9  # a word decides
+    assert min(value["static"], value["frozen"]) > 0.6  # and shows in what a random encoder makes of it
+    # 120 rows are left to calibrate on: too few to promise 1 %.
+    assert [point["guarantee"]["limit"] for point in cells["ours"]["points"]] == [0.03, 0.05]
+    assert "--max-disagreement 1 at a confidence of 0.95 needs at least 299 rows" in cells["ours"]["refused"][0]
+    timed = ["--part", "time", "--rounds", "1"]
+    assert benchmark(*run, *timed) == [f"{file} timed" for file in files.values()]
+    assert benchmark(*run, *timed) == []
+    table = benchmark("plot", *folders[:2])
+    assert len([line for line in table if line.startswith("| imdb |")]) == 7
+    assert table[-1] == f"imdb, seed 0, refused: {cells['ours']['refused'][0]}"
+    merged = json.loads((tmp_path / "results" / "rivals.json").read_text())
+    assert [cell["rival"] for cell in merged] == list(files)
+    times = [point["timing"] for cell in merged for point in cell["points"]]
+    assert all(min(t["cold_start"], t["mb"], *t["rows_per_second"].values()) > 0 for t in times)
+    assert "accuracy against rows per second" in (tmp_path / "results" / "rivals.svg").read_text()

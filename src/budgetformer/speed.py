@@ -13,13 +13,15 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from budgetformer.cost.measure import in_fresh_process
 from budgetformer.data.batches import Batch
@@ -39,6 +41,7 @@ _ROUNDS = 2  # of all engines, so that a slow moment of the machine does not hit
 _SECONDS = 10.0  # for a batch size in a round, or one pass
 _READ_AHEAD = 64  # batches whose texts are tokenised and sorted together
 _THREADS = "2"
+Answer = Callable[[Sequence[str], Sequence[str] | None, int], NDArray[Any]]  # texts, second texts, batch size -> labels
 
 
 def compare_engines(
@@ -89,30 +92,37 @@ def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str
     """What to open and its budget, for each engine."""
     if run.exported or dense.exported:
         raise UsageError(f"{run.folder if run.exported else dense.folder} is an export: give the run itself")
+    plain = write_dense(run, dense, folder)
+    staged, int8 = folder / "staged", folder / "staged-int8"
+    run.export(staged, budget=budget)
+    run.export(int8, budget=budget, int8=True)
+    return {
+        "torch dense": (plain, None),
+        "torch staged": (str(run.folder), str(run.budget(budget))),
+        "ONNX dense fp32": (str(folder / "dense"), None),
+        "ONNX dense int8": (str(folder / "dense-int8"), None),
+        "ONNX staged fp32": (str(staged), None),
+        "ONNX staged int8": (str(int8), None),
+    }
+
+
+def write_dense(run: Run, dense: Run, folder: Path) -> str:
+    """Into `folder`: the dense model's exports `dense` and `dense-int8`, and for a Hugging Face base `plain`, what its
+    torch model is opened from. -> the place of that."""
     from budgetformer.models.model import retrofit
 
     source = dense.model if dense.config.gate.kind != "frozen" else run.model
-    plain_folder = str(dense.folder)
+    plain = str(dense.folder)
     if source.config.base is None:
         if dense.config.exits or dense.config.gate.selects:
             raise UsageError(f"{dense.folder} is not dense: train RUN with --with-baseline, or give a run with --dense")
     else:
         source = retrofit(source.plain(), gates={"kind": "all"}).train(False)
         source.plain().save_pretrained(folder / "plain")
-        plain_folder = str(folder / "plain")
+        plain = str(folder / "plain")
     exported = _export_dense(run, source, folder / "dense")
     _quantize_dense(exported, folder / "dense-int8")
-    staged, int8 = folder / "staged", folder / "staged-int8"
-    run.export(staged, budget=budget)
-    run.export(int8, budget=budget, int8=True)
-    return {
-        "torch dense": (plain_folder, None),
-        "torch staged": (str(run.folder), str(run.budget(budget))),
-        "ONNX dense fp32": (str(exported), None),
-        "ONNX dense int8": (str(folder / "dense-int8"), None),
-        "ONNX staged fp32": (str(staged), None),
-        "ONNX staged int8": (str(int8), None),
-    }
+    return plain
 
 
 def _export_dense(run: Run, model: Any, target: Path) -> Path:
@@ -173,21 +183,31 @@ class _PlainEngine:
         return nullcontext()
 
 
-def _open(folder: Path, budget: str | None) -> Scorer:
+def open_scorer(folder: Path, budget: str | None) -> Scorer:
+    """A run, an export, or what `write_dense` wrote."""
     if (folder / "run.json").exists() or (folder / "export.json").exists():
         return Run.open(folder).scorer(budget)
     beside = Run.open(folder.parent / "dense")  # the same model, exported
     return Scorer(_PlainEngine(folder, beside.config), beside.tokenizer, beside.max_length)
 
 
-def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality: bool) -> dict[str, Any]:
-    """One engine by the clock: tokenise, sort by length, batch, pad, classify. Then all rows once, for the quality.
+def answer(scorer: Scorer, texts: Sequence[str], pairs: Sequence[str] | None, batch: int) -> NDArray[Any]:
+    """Texts -> class numbers, in batches of this size."""
+    scores = score(scorer.engine, scorer.encode(texts, pairs), scorer.budget, batch_size=batch)
+    return predicted(scores.probabilities, scorer.task)
+
+
+def rows_per_second(
+    answer: Answer,
+    texts: Sequence[str],
+    pairs: Sequence[str] | None,
+    limit: float,
+    batches: Sequence[int] = BATCHES,
+) -> dict[int, float]:
+    """By batch size: the median of as many passes over the texts as begin within `limit` seconds.
 
     In batches of one, each text comes alone, as to a service; else the next batches are there to be sorted by length.
     """
-    data, scorer = json.loads(rows.read_text(encoding="utf-8")), _open(folder, budget)
-    texts, pairs = ([data[name][row] for row in data["timed"]] if data[name] else None for name in ("texts", "pairs"))
-    assert texts is not None
 
     def passes(batch: int, count: int) -> Iterator[float]:
         size = 1 if batch == 1 else _READ_AHEAD * batch
@@ -195,13 +215,11 @@ def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality:
             began = time.perf_counter()
             for start in range(0, count, size):
                 part = slice(start, min(count, start + size))
-                table = scorer.encode(texts[part], None if pairs is None else pairs[part])
-                scores = score(scorer.engine, table, scorer.budget, batch_size=batch)
-                predicted(scores.probabilities, scorer.task)
+                answer(texts[part], None if pairs is None else pairs[part], batch)
             yield time.perf_counter() - began
 
     rates = {}
-    for batch in BATCHES:
+    for batch in batches:
         next(passes(batch, min(len(texts), 2 * batch)))  # libraries prepare themselves
         began, times = time.perf_counter(), []
         for seconds in passes(batch, len(texts)):
@@ -209,6 +227,15 @@ def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality:
             if time.perf_counter() - began > limit:
                 break
         rates[batch] = len(texts) / statistics.median(times)
+    return rates
+
+
+def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality: bool) -> dict[str, Any]:
+    """One engine by the clock: tokenise, sort by length, batch, pad, classify. Then all rows once, for the quality."""
+    data, scorer = json.loads(rows.read_text(encoding="utf-8")), open_scorer(folder, budget)
+    texts, pairs = ([data[name][row] for row in data["timed"]] if data[name] else None for name in ("texts", "pairs"))
+    assert texts is not None
+    rates = rows_per_second(partial(answer, scorer), texts, pairs, limit)
     if not quality:
         return {"rows_per_second": rates}
     table = scorer.encode(data["texts"], data["pairs"])
