@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from budgetformer.dial import Dial
-from budgetformer.exits import ExitOptions, Exits, default_layers, fit_rule, margin, same_answer, shrink
+from budgetformer.exits import ExitOptions, Exits, default_layers, fit_rule, margin, mix_words, same_answer
 
 SINGLE, MULTI = "single_label_classification", "multi_label_classification"
 
@@ -102,17 +102,21 @@ def test_budgets_of_depth_read_back_as_they_are_written(text: str) -> None:
 
 
 @pytest.mark.parametrize("task", [SINGLE, MULTI, "regression"])
-def test_corrections_that_are_noise_are_taken_back_and_those_that_help_stay(task: str) -> None:
-    """First answer = signal; the second stage adds noise, the third what was missing."""
+def test_words_are_added_where_they_help_and_layers_that_are_noise_are_left_out(task: str) -> None:
+    """Labels are the sum of what the words and the last layers say; the layers before say nothing."""
     rng = np.random.default_rng(0)
-    hidden, outputs = rng.standard_normal((2000, 1 if task == "regression" else 3)), 2.0
-    missing = rng.standard_normal(hidden.shape)
-    noise = 3 * rng.standard_normal(hidden.shape)
-    truth = outputs * (hidden + missing)
+    words, noise, layers = rng.standard_normal((3, 2000, 1 if task == "regression" else 3))
+    truth = 2 * words + 4 * layers
     labels = {SINGLE: truth.argmax(1), MULTI: (truth > 0).astype(int), "regression": truth[:, 0]}[task]
-    stages = np.stack([2 * hidden, 2 * hidden + noise, 2 * hidden + noise + 2 * missing], axis=1)
-    shares, logits = shrink(stages, labels, task)
-    assert shares[0] < 0.05
-    assert shares[1] > 0.8
-    second = 2 * hidden + shares[0] * noise
-    assert logits == pytest.approx(np.stack([2 * hidden, second, second + shares[1] * 2 * missing], axis=1))
+    shares, logits = mix_words(np.stack([words, noise, layers], axis=1), labels, task)
+    assert shares[0, 0] < 0.1 * shares[0, 1]
+    assert shares[1, 0] == pytest.approx(2 * shares[1, 1], rel=0.1)
+    mixed = [words, *(a * own + b * words for own, (a, b) in zip((noise, layers), shares, strict=True))]
+    assert logits == pytest.approx(np.stack(mixed, axis=1))
+
+
+def test_a_stage_is_never_without_an_answer() -> None:
+    """Nothing that helps: the layers' answer stays."""
+    labels, wrong = np.array([0, 1] * 50), np.array([[0.0, 1.0], [1.0, 0.0]] * 50)
+    shares, _ = mix_words(np.stack([wrong, wrong], axis=1), labels, SINGLE)
+    assert shares.tolist() == [[1.0, 0.0]]

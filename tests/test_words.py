@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from budgetformer import words as words_module
 from budgetformer.data.tokens import TokenTable
-from budgetformer.words import SCALE, Words, features, fit_words, out_of_fold
+from budgetformer.words import SCALE, Words, features, fit_words
 
 SINGLE, MULTI = "single_label_classification", "multi_label_classification"
 
@@ -90,16 +90,11 @@ def test_a_row_gets_the_same_logits_in_any_company(rows: list[list[int]], data: 
     assert np.array_equal(model.logits(table([rows[row]]))[0], together[row])
 
 
-def test_it_learns_what_words_tell_and_is_less_sure_of_rows_it_has_not_seen() -> None:
+def test_it_learns_what_words_tell() -> None:
     train, labels = topics(400)
     held_out, answers = topics(400, seed=1)
     model = fit_words(train, labels, 2, SINGLE, bits=14)
     assert (model.logits(held_out).argmax(1) == answers).mean() > 0.95
-    fresh = out_of_fold(train, labels, 2, SINGLE, bits=14, seed=0)
-    assert (fresh.argmax(1) == labels).mean() > 0.95
-    margin = np.abs(np.diff(model.logits(train))).mean()
-    assert np.abs(np.diff(fresh)).mean() < margin
-    assert np.abs(np.diff(fresh)).mean() == pytest.approx(np.abs(np.diff(model.logits(held_out))).mean(), rel=0.1)
 
 
 def test_it_is_scikit_learns_logistic_regression() -> None:

@@ -1,4 +1,4 @@
-"""How far a text goes: exits between layers that each correct the answer so far, and the rule for who leaves.
+"""How far a text goes: exits between layers that each answer, helped by the words, and the rule for who leaves.
 
 A model with exits has stages: `words` (a linear model over n-grams, stage 0 where it is there), one behind each chosen
 layer, and the last layer. A text leaves at the first stage whose answer is trusted: where P(this answer differs from
@@ -37,6 +37,7 @@ class ExitOptions:
     word_bits: int = 18  # n-grams are hashed into 2^bits buckets
     weight: float = 1.0  # of the exits' losses
     start: float = 0.0  # the progress before which they count nothing: the model is trained dense first
+    words_shares: Sequence[float] = ()  # per stage after the words: how much of their logits its answer includes
     rule: Sequence[Sequence[float]] = ()  # per stage but the last: intercept and slope of the margin
     curve: Sequence[Sequence[float]] = ()  # (mean share of the dense cost, limit), ascending by cost, the last limit 0
     limit: float = 0.0  # of the budget `learned`
@@ -113,6 +114,11 @@ class Exits:
         """Whether stage 0 is the words."""
         return self.options.words
 
+    def add_words(self, stage: int, logits: Any, words: Any) -> Any:
+        """A later stage's answer: what its layers say and a share of what the words say, both arrays or tensors."""
+        shares = self.options.words_shares
+        return logits if words is None or not shares else logits + shares[stage - 1] * words
+
     def limit(self, dial: Dial) -> float:
         """The limit that a budget means; the paper's dials turn heads and leave the depth alone."""
         options = self.options
@@ -182,33 +188,31 @@ def fit_rule(logits: NDArray[Any], task: str) -> list[list[float]]:
             for s in range(logits.shape[1] - 1)]  # fmt: skip
 
 
-def shrink(logits: NDArray[Any], labels: NDArray[Any], task: str) -> tuple[list[float], NDArray[np.float64]]:
-    """How much of each stage's correction is worth keeping, from 0 to 1, and the logits with no more than that.
+def mix_words(logits: NDArray[Any], labels: NDArray[Any], task: str) -> tuple[NDArray[np.float64], NDArray[Any]]:
+    """How much of its layers and how much of the words each later stage's answer is made of, and those answers.
 
-    Layers that know their training rows by heart correct too much. Of one correction after the other the share is
-    taken that makes the labels of held-out rows likeliest, at the best temperature. (R, S, C) -> S - 1, (R, S, C).
+    The two factors, neither negative, make the labels of held-out rows likeliest (for regression: nearest).
+    Stage 0 is the words. (R, S, C) -> (S - 1, 2), (R, S, C).
     """
     from scipy.optimize import minimize
     from scipy.special import log_softmax
 
-    before = np.asarray(logits, np.float64)
-    shares, after = list[float](), [before[:, 0]]
-    for stage in range(1, before.shape[1]):
-        correction = before[:, stage] - before[:, stage - 1]
+    stages = np.asarray(logits, np.float64)
+    words, shares = stages[:, 0], list[NDArray[np.float64]]()
 
-        def loss(choice: NDArray[np.float64], correction: NDArray[np.float64] = correction) -> float:
-            answer = after[-1] + choice[0] * correction
-            if task == REGRESSION:
-                return float(np.square(answer[:, 0] - labels).mean())
-            answer *= math.exp(choice[1])
-            if task == MULTI:
-                return float((np.logaddexp(0, answer) - labels * answer).mean())
-            return float(-log_softmax(answer, axis=1)[np.arange(len(labels)), labels].mean())
+    def loss(factors: NDArray[np.float64], layers: NDArray[np.float64]) -> float:
+        answer = factors[0] * layers + factors[1] * words
+        if task == REGRESSION:
+            return float(np.square(answer[:, 0] - labels).mean())
+        if task == MULTI:
+            return float((np.logaddexp(0, answer) - labels * answer).mean())
+        return float(-log_softmax(answer, axis=1)[np.arange(len(labels)), labels].mean())
 
-        share = float(minimize(loss, np.array([0.5, 0.0]), method="L-BFGS-B", bounds=[(0, 1), (-3, 3)]).x[0])
-        shares.append(share)
-        after.append(after[-1] + share * correction)
-    return shares, np.stack(after, axis=1)
+    for layers in np.moveaxis(stages, 1, 0)[1:]:
+        best = minimize(loss, np.array([0.5, 0.5]), layers, method="L-BFGS-B", bounds=[(0, 5)] * 2).x
+        shares.append(best if best.any() else np.array([1.0, 0.0]))
+    answers = [a * stages[:, s] + b * words for s, (a, b) in enumerate(shares, 1)]
+    return np.array(shares), np.stack([words, *answers], axis=1)
 
 
 def _fit_risk(margins: NDArray[np.float64], differs: NDArray[np.bool_]) -> list[float]:

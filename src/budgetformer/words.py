@@ -110,20 +110,6 @@ def fit_words(
     return Words(idf, SCALE * weights, SCALE * bias) if task != REGRESSION else Words(idf, weights, bias)
 
 
-def out_of_fold(
-    table: TokenTable, labels: NDArray[Any], outputs: int, task: str, *, seed: int, folds: int = 5, **options: Any
-) -> Floats:
-    """The logits of every row from a model that was fitted without it: as sure as on new rows. -> (R, C)."""
-    rows = len(table)
-    fold = np.random.default_rng(seed).permutation(rows) % max(2, min(folds, rows))
-    logits = np.zeros((rows, outputs), np.float32)
-    for number in np.unique(fold) if rows > 1 else ():
-        rest, held = np.flatnonzero(fold != number), np.flatnonzero(fold == number)
-        words = fit_words(table.select(rest), labels[rest], outputs, task, **options)
-        logits[held] = words.logits(table.select(held))
-    return logits
-
-
 def _chunks(table: Tokens) -> Iterator[tuple[Ints, Ints, Ints]]:
     """Tokens, offsets and pair starts of consecutive rows, with what was cut from them."""
     table = table.untruncated() if isinstance(table, TokenTable) else table

@@ -181,8 +181,8 @@ class OnnxEngine:
                 break
             with named_read_errors(self.folder, "export it again"):
                 outputs = run_graph(graph, feed)
-            before = logits[rows, stage - 1] if stage else 0
-            logits[rows, stage] = before + outputs[f"logits_{depth}"]
+            words = logits[rows, 0] if stages.words else None
+            logits[rows, stage] = stages.add_words(stage, outputs[f"logits_{depth}"], words)
             heads[rows, first:depth] = known or outputs[f"heads_{depth}"]
             exits[rows], first = stage, depth
             if depth < config.num_hidden_layers:

@@ -74,7 +74,7 @@ def init_native(module: nn.Module, config: BudgetFormerConfig) -> None:
     elif isinstance(module, StaticHeads):
         initialization.zeros_(module.budget_logit)
         initialization.zeros_(module.score)
-    elif isinstance(module, ExitHead):  # corrects nothing at first
+    elif isinstance(module, ExitHead):
         initialization.zeros_(module.outer.weight)
     elif isinstance(module, Embedding):
         initialization.copy_(module.positions, sinusoids(*module.positions.shape))

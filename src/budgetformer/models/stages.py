@@ -71,7 +71,7 @@ class WordsStage(nn.Module):
 
 
 class ExitHead(nn.Module):
-    """Corrects the answer so far from the first token's state and the mean of all, behind some layer."""
+    """An answer from the first token's state and the mean of all, behind some layer."""
 
     def __init__(self, width: int, outputs: int, dropout: float) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class ExitHead(nn.Module):
         self.inner = nn.Linear(2 * width, width)
         self.dropout = nn.Dropout(dropout)
         self.outer = nn.Linear(width, outputs)
-        nn.init.zeros_(self.outer.weight)  # it corrects nothing at first
+        nn.init.zeros_(self.outer.weight)
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
@@ -102,9 +102,9 @@ class _Rows:
     budgets: Budgets
     ids: Tensor
     segments: Tensor | None
-    answer: Tensor | None = None  # logits so far
+    words: Tensor | None = None  # logits of the stage of words
     hidden: Tensor | None = None
-    tensors: tuple[str, ...] = field(default=("place", "ids", "segments", "answer", "hidden"), repr=False)
+    tensors: tuple[str, ...] = field(default=("place", "ids", "segments", "words", "hidden"), repr=False)
 
     def keep(self, stay: Tensor) -> None:
         """Go on with these alone, without the columns that are padding for all of them."""
@@ -144,15 +144,18 @@ class Stages(nn.Module):
         after: AfterStage | None = None,
         states: bool = False,
     ) -> Staged:
-        """Run a batch; `limit` and `after` let samples leave (evaluation only), `words_logits`: the words' if known."""
+        """Run a batch; `limit` and `after` let samples leave (evaluation only), `words_logits`: the words' if known.
+
+        In training the layers learn without the words: with them they would leave to the words what those know.
+        """
         exits, B, device = self.config.stages, len(ids_BN), ids_BN.device
         rows = _Rows(torch.arange(B, device=device), budgets, ids_BN, segments_BN)
         result, early = _Result(B, self.config, device), (limit, after)
-        stage = 0
-        if self.words is not None:
+        stage = int(exits.words)
+        if self.words is not None and not self.training:
             answer = self.words(ids_BN, budgets.mask, words_segments_BN) if words_logits is None else words_logits
-            rows.answer = answer = answer.float()
-            stage += self._leave(exits, stage, rows, answer, *early, result)
+            rows.words = answer = answer.float()
+            self._leave(exits, 0, rows, answer, *early, result)
         for layer in range(self.config.num_hidden_layers):
             if not len(rows.place):
                 break
@@ -162,21 +165,20 @@ class Stages(nn.Module):
             if states:
                 result.states.append(hidden)
             if layer + 1 == exits.depths[stage] and stage < len(exits.depths) - 1:
-                correction = self.heads[stage - exits.words](hidden, rows.budgets.mask)
-                logits = correction if rows.answer is None else rows.answer + correction
-                rows.answer = logits.detach()  # later stages correct it; they do not train it
-                stage += self._leave(exits, stage, rows, logits, *early, result)
+                logits = self.heads[stage - exits.words](hidden, rows.budgets.mask)
+                self._leave(exits, stage, rows, exits.add_words(stage, logits, rows.words), *early, result)
+                stage += 1
         if len(rows.place):
             assert rows.hidden is not None
             last = layers.classify(rows.hidden, rows.budgets.mask)
-            result.put(rows.place, last if rows.answer is None else rows.answer + last, stage)
+            result.put(rows.place, exits.add_words(stage, last, rows.words), stage)
         return result.staged(budgets)
 
     def _leave(
         self, exits: Exits, stage: int, rows: _Rows, logits: Tensor, limit: float, after: AfterStage | None,
         result: _Result,
-    ) -> int:  # fmt: skip
-        """Record a stage's answers and let samples go. -> 1, the step to the next stage."""
+    ) -> None:  # fmt: skip
+        """Record a stage's answers and let samples go."""
         result.put(rows.place, logits, stage)
         if (limit or after) and not self.training:
             answers = logits.detach().float().cpu().numpy()
@@ -186,7 +188,6 @@ class Stages(nn.Module):
             if leaves.any():
                 result.complete = False
                 rows.keep(torch.from_numpy(np.flatnonzero(~leaves)).to(logits.device))
-        return 1
 
     def losses(self, stage_logits: Tensor, labels: Tensor, progress: float, **options: Any) -> dict[str, Tensor]:
         """Half the task's loss and half the distance to the last stage's answers, deeper exits weighing more."""
@@ -194,10 +195,11 @@ class Stages(nn.Module):
         if not len(self.heads):
             return {}
         last, parts = stage_logits[:, -1].detach(), []
-        for stage in range(int(exits.words), len(exits.depths) - 1):
-            logits = stage_logits[:, stage]
+        for depth, logits in zip(
+            exits.options.layers or (), stage_logits.unbind(1)[-len(self.heads) - 1 :], strict=False
+        ):
             distance = distillation_loss(logits, last, task, 1.0)
-            share = exits.depths[stage] / exits.depths[-1]
+            share = depth / exits.depths[-1]
             parts.append(share * (0.5 * task_loss(logits, labels, task, **options) + 0.5 * distance))
         weight = exits.options.weight if progress >= exits.options.start else 0.0
         return {"exits": weight * torch.stack(parts).sum()}

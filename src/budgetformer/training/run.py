@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from datetime import timedelta
@@ -21,6 +21,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState
 from accelerate.utils import InitProcessGroupKwargs
+from numpy.typing import NDArray
 from safetensors.numpy import load_file, save
 from safetensors.torch import load_file as load_weights
 
@@ -31,7 +32,7 @@ from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import fit_temperatures
-from budgetformer.exits import DISAGREEMENT, fit_rule, shrink
+from budgetformer.exits import DISAGREEMENT, fit_rule, mix_words
 from budgetformer.models.bases import read_base
 from budgetformer.models.importance import calibrate_thresholds
 from budgetformer.models.model import BudgetFormerForSequenceClassification
@@ -52,7 +53,7 @@ from budgetformer.training.loop import Fit, Interrupted
 from budgetformer.training.prepare import Prepared, make_config, prepare, save_tokenizer
 from budgetformer.training.pretrained import Built, build_budgeted, build_dense, dense_recipe, sample_batches
 from budgetformer.training.recipe import Recipe, check_known
-from budgetformer.words import Words, fit_words, out_of_fold
+from budgetformer.words import Words, fit_words
 
 _CHECKED_ROWS = 64  # rows whose predictions must be the same after saving and loading
 _BF16_PROBE = "import torch; a = torch.ones(64, 64, dtype=torch.bfloat16); (a @ a).sum().item()"
@@ -221,11 +222,9 @@ class _Session:
             build() if build else (BudgetFormerForSequenceClassification(make_config(prepared, recipe)), None)
         )
         with self.accelerator.main_process_first():  # it fits, the others read
-            rows = fit_words_stage(
-                model, prepared.splits["train"], folder / "checkpoints" / "words.safetensors", self.seed
-            )
+            fit_words_stage(model, prepared.splits["train"], folder / "checkpoints" / "words.safetensors")
         fit = Fit(
-            model, rows, prepared.splits["validation"], recipe, folder, identity, seed=self.seed,
+            model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity, seed=self.seed,
             accelerator=self.accelerator, tensorboard=self.tensorboard, quiet=self.quiet, teacher=teacher,
         )  # fmt: skip
         record = {**records.record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
@@ -253,16 +252,14 @@ class _Session:
         return outcome
 
 
-def fit_words_stage(
-    model: BudgetFormerForSequenceClassification, table: TokenTable, file: Path, seed: int
-) -> TokenTable:
-    """Fit the stage of words to the training rows; the rows come back with what words fitted without them say.
+def fit_words_stage(model: BudgetFormerForSequenceClassification, table: TokenTable, file: Path) -> None:
+    """Fit the stage of words to the training rows.
 
-    Both are written to `file`, and read from it where an interrupted run, or another process, has left it.
+    It is written to `file`, and read from it where an interrupted run, or another process, has left it.
     """
     stage, config = model.stages.words, model.config
     if stage is None:
-        return table
+        return
     assert table.labels is not None
     if file.exists():
         with named_read_errors(file, "delete it and resume"):
@@ -272,28 +269,29 @@ def fit_words_stage(
         bits = config.stages.options.word_bits
         words = fit_words(*task, bits=bits)
         saved = {name: getattr(words, name) for name in _WORDS}
-        saved["out_of_fold"] = out_of_fold(*task, bits=bits, seed=seed)
         file.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(file, save(saved))
     stage.fill(Words(*(saved[name] for name in _WORDS)))
-    return replace(table, words_logits=saved["out_of_fold"])
 
 
 def fit_exit_rule(model: BudgetFormerForSequenceClassification, validation: TokenTable) -> None:
-    """Shrink the stages' corrections to what holds on new rows; then fit P(disagree) of each stage, the curve that
-    budgets are read from, and the limit of `learned`.
+    """Add to each stage what the words know better; then fit P(disagree) of each stage, the curve that budgets are read
+    from, and the limit of `learned`.
 
     Every other validation row is used: the rest is left for `calibrate`, which needs rows that the rule has not seen.
     """
     exits, config = model.config.exits, model.config
     if not exits:
         return
-    exits.update(rule=(), curve=(), limit=0.0)
+    exits.update(words_shares=(), rule=(), curve=(), limit=0.0)
     scores = score(TorchEngine(model), validation.select(np.arange(0, len(validation), 2)), "exit:0")
     if scores.stage_logits is None:
         return
-    shares, logits = shrink(scores.stage_logits, np.asarray(scores.table.labels), config.task)
-    _scale_corrections(model, shares)
+    logits: NDArray[Any] = scores.stage_logits
+    if model.stages.words is not None:
+        shares, logits = mix_words(logits, np.asarray(scores.table.labels), config.task)
+        _scale_stages(model, shares[:, 0])
+        exits["words_shares"] = shares[:, 1].tolist()
     if config.task == "regression":
         return
     scores = replace(scores, stage_logits=logits.astype(np.float32))
@@ -305,13 +303,13 @@ def fit_exit_rule(model: BudgetFormerForSequenceClassification, validation: Toke
 
 
 @torch.no_grad()
-def _scale_corrections(model: BudgetFormerForSequenceClassification, shares: Sequence[float]) -> None:
-    """Fold a factor for every stage but the first into the last linear map of its head, or of the classifier."""
-    heads: list[Any] = [head.outer for head in model.stages.heads][0 if model.stages.words is not None else 1 :]
+def _scale_stages(model: BudgetFormerForSequenceClassification, factors: NDArray[np.float64]) -> None:
+    """Fold a factor for every stage after the words into the last linear map of its head, or of the classifier."""
+    heads: list[Any] = [head.outer for head in model.stages.heads]
     classifier = [module for module in model.base.classifier.modules() if isinstance(module, torch.nn.Linear)][-1]
-    for linear, share in zip([*heads, classifier], shares, strict=True):
+    for linear, factor in zip([*heads, classifier], factors.tolist(), strict=True):
         for parameter in linear.parameters():
-            parameter.mul_(share)
+            parameter.mul_(factor)
 
 
 def _save_model(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> None:
