@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.cli.test_train import command
+from tests.processes import command, drop_capabilities, forked
 from tests.serving.small import write_run
 
 from budgetformer.serving.settings import Settings
@@ -194,13 +194,7 @@ def test_a_port_that_is_taken(run: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_a_file_that_may_not_be_read_is_told_apart_from_a_damaged_one(name: str, run: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(run, tmp_path / "run")
     (folder / name).chmod(0)
-    limited = []
-    if os.geteuid() == 0:  # root reads it all the same, unless it gives that up
-        if shutil.which("setpriv") is None:
-            pytest.skip("as root this needs setpriv")
-        limited = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
-    words = [*limited, sys.executable, "-m", "budgetformer", "serve", str(folder), "--port", "0"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    done = forked("serve", folder, "--port", "0", before=drop_capabilities)
     assert done.returncode == 4
     assert "ermission denied" in done.stderr
     assert "chmod a+r" in done.stderr
