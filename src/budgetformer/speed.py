@@ -1,7 +1,8 @@
 """Engines against each other, from text to label: one process each, since their threads would spin against each other.
 
 torch dense (Hugging Face's model with SDPA), torch staged, ONNX dense in fp32 and in int8 as `quantize_dynamic` of ONNX
-Runtime makes it, ONNX staged in fp32 and int8. Dense is the run's plain model, its dense twin, or another run.
+Runtime makes it, ONNX staged in fp32 and int8, and in fp32 with every text through every stage, which shows what taking
+the graph apart costs. Dense is the run's plain model, its dense twin, or another run.
 """
 
 from __future__ import annotations
@@ -75,7 +76,11 @@ def compare_engines(
             for engine, place in engines.items():
                 options = [str(folder / "rows.json"), *place, seconds, number == 0]
                 results[engine].append(in_fresh_process(["-m", __name__], options))
+    labels_of = {engine: np.array(measured[0].pop("labels")) for engine, measured in results.items()}
     compared = [_best(engine, measured) for engine, measured in results.items()]
+    for each in compared:
+        torch = labels_of["torch dense" if "dense" in each["engine"] else "torch staged"]
+        each["other_labels"] = float((labels_of[each["engine"]] != torch).reshape(len(torch), -1).any(axis=1).mean())
     return {
         "run": str(run.folder), "split": held_out.split, "texts": len(timed), "rows": len(examples),
         "budget": str(run.budget(budget)),
@@ -103,6 +108,7 @@ def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str
         "ONNX dense int8": (str(folder / "dense-int8"), None),
         "ONNX staged fp32": (str(staged), None),
         "ONNX staged int8": (str(int8), None),
+        "ONNX every stage fp32": (str(staged), "exit:0"),
     }
 
 
@@ -192,7 +198,7 @@ def open_scorer(folder: Path, budget: str | None) -> Scorer:
 
 
 def answer(scorer: Scorer, texts: Sequence[str], pairs: Sequence[str] | None, batch: int) -> NDArray[Any]:
-    """Texts -> class numbers, in batches of this size."""
+    """Texts -> labels, in batches of this size."""
     scores = score(scorer.engine, scorer.encode(texts, pairs), scorer.budget, batch_size=batch)
     return predicted(scores.probabilities, scorer.task)
 
@@ -242,6 +248,7 @@ def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality:
     table = replace(table, labels=np.array(data["labels"])) if data["labels"] else table
     scores = score(scorer.engine, table, scorer.budget)
     result = {"rows_per_second": rates, "flops_ratio": cost_of(scores, scorer.config)["flops_ratio"]}
+    result["labels"] = predicted(scores.probabilities, scorer.task).tolist()
     if data["labels"]:
         summary = summarize(scores, scorer.config, split="", dial=str(scorer.budget))
         result |= {"metric": summary.metric, "score": summary.score}

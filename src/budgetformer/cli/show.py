@@ -185,7 +185,7 @@ def print_engines(result: dict[str, Any]) -> None:
     columns = {"engine": "{engine}"}
     columns |= {f"rows/s, batch {batch}": f"{{rows_per_second[{batch}]:.0f}}" for batch in first["rows_per_second"]}
     columns |= {first["metric"]: "{score:.4f}"} if "metric" in first else {}
-    columns["FLOPs of dense"] = "{flops_ratio:.1%}"
+    columns |= {"FLOPs of dense": "{flops_ratio:.1%}", "other label than torch": "{other_labels:.2%}"}
     title = "{run} at {budget}, {threads} threads, from text to label: {texts} texts timed, {rows} {split} rows scored"
     print_table(title.format_map(result), columns, result["engines"], left=["engine"])
 
