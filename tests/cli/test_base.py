@@ -52,7 +52,8 @@ def test_both_phases_are_announced_and_on_the_card(
     assert f"{base} with all heads, epochs: 2 (dense_epochs)" in err
     assert "with budgets, from there, epochs: 1" in err
     assert "heads by layer " in err
-    assert f"next: budgetformer predict {tmp_path / 'run'} DATA" in out
+    assert f"next:\n  budgetformer predict {tmp_path / 'run'} DATA" in out
+    assert "rows/s" in out
     card = (tmp_path / "run" / "README.md").read_text()
     assert "| training with all heads | 2 epochs, 10 steps, " in card
     assert "| training with budgets, from there | 1 epochs, 5 steps, " in card

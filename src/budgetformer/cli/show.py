@@ -50,9 +50,14 @@ def print_table(
 
 def print_result(result: dict[str, Any], folder: Path) -> None:
     """The closing table of a training run: words alone, the dense twin, and the model at its budgets."""
-    ours = result["test"] or result["validation"]
-    print_budgets([{**entry, "dial": MODELS[entry["model"]]} for entry in result["comparison"]], ours,
-                  f"{ours['rows']} {ours['split']} rows")  # fmt: skip
+    from budgetformer.runs.run import Run
+    from budgetformer.speed import time_budgets
+
+    ours, run, points = result["test"] or result["validation"], Run.open(folder), result["comparison"]
+    runs = {p["model"]: (run.baseline or run) if p["model"] == "dense twin" else run for p in points}
+    rates = time_budgets(run, {p["model"]: (runs[p["model"]], p["dial"]) for p in points})
+    points = [{**p, "dial": MODELS[p["model"]], "rate": rates.get(p["model"])} for p in points]
+    print_budgets(points, ours, f"{ours['rows']} {ours['split']} rows")
     if result["versus_baseline"]:
         print_line(f"BudgetFormer is {result['versus_baseline']['verdict']}.")
     twin = (result["baseline"] or {}).get(ours["split"])
@@ -61,7 +66,7 @@ def print_result(result: dict[str, Any], folder: Path) -> None:
         if line:
             print_line(line)
     print_line(f"report: {folder / 'report.html'}")
-    print_line(f"next: budgetformer predict {folder} DATA -o answers.csv, or budgetformer serve {folder}")
+    print_line(f"next:\n  budgetformer predict {folder} DATA -o answers.csv\n  budgetformer serve {folder}")
 
 
 def print_seeds(summary: dict[str, Any]) -> None:
@@ -98,6 +103,8 @@ def print_budgets(points: list[dict[str, Any]], first: dict[str, Any], title: st
         "budget": "{dial}", first["metric"]: "{score:.4f}", "95 % interval": "{interval}",
         "FLOPs of dense": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}",
     }  # fmt: skip
+    if points[0].get("rate"):
+        columns["rows/s"] = "{rate:,.0f}"
     if exits:
         columns[f"% left at {' / '.join(exits['stages'])}"] = "{leaving}"
     print_table(title, columns, rows, left=["budget"])
