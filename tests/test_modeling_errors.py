@@ -141,5 +141,5 @@ def test_a_key_of_a_newer_transformers_in_a_saved_config_is_a_warning(saved: Pat
 def test_another_format_of_the_config_is_refused(saved: Path, version: int | None) -> None:
     file = saved / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "format_version": version}))
-    with pytest.raises(ModelError, match=f"has format_version {version}, and 2 is read.* train again"):
+    with pytest.raises(ModelError, match=f"has format_version {version}, and 3 is read.* train again"):
         load(saved)

@@ -18,7 +18,7 @@ from budgetformer.nn.allocation import HeadAllocator
 from budgetformer.nn.objective import Objective, Task
 from budgetformer.spec import GateSpec, ModelSpec
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 # Keys that transformers itself writes into, or reads from, any model's config.
 _FOREIGN_KEYS = frozenset(
     "num_labels name_or_path attn_implementation experts_implementation output_attentions torch_dtype model_type "

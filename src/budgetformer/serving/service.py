@@ -36,7 +36,7 @@ from budgetformer.serving.settings import Settings
 T = TypeVar("T")
 logger = logging.getLogger("budgetformer.serving")
 Text = tuple[str, str | None]
-_WRITING = 0.0025  # seconds that are left for an answer to be written; the event loop's timers round up to whole ms
+_WRITING = 0.006  # seconds that are left for an answer to be written, on cores that are busy with other answers
 
 
 class Engine:
