@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from budgetformer.runs.files import write_text
-from budgetformer.speed import Answer, answer, open_scorer
+from budgetformer.speed import Answer, open_scorer
 
 FITTED = ("tfidf", "static", "frozen")  # nothing in them is random
 Embed = Callable[[Sequence[str], int], Any]
@@ -113,7 +113,7 @@ def opened(rival: str, folder: Path, budget: str | None = None) -> Answer:
     if rival not in FITTED:
         scorer = open_scorer(folder, budget)
         names = np.array(scorer.labels)
-        return lambda texts, pairs, batch: names[answer(scorer, texts, pairs, batch)]
+        return lambda texts, pairs, batch: names[scorer.answer(texts, pairs, batch)]
     if rival == "tfidf":
         model = pickle.loads((folder / "model.pickle").read_bytes())
         return lambda texts, pairs, batch: model.predict(joined(texts, pairs))

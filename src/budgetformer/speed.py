@@ -14,24 +14,23 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.cost.measure import in_fresh_process, take_turns
+from budgetformer.cost.measure import in_fresh_process
 from budgetformer.data.batches import Batch
 from budgetformer.data.splits import sample_rows
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Outputs, score
-from budgetformer.errors import DataError, UsageError
+from budgetformer.errors import UsageError
 from budgetformer.evaluate import cost_of, summarize
 from budgetformer.runs.files import hash_files, read_json, write_json
 from budgetformer.runs.run import Run
@@ -197,27 +196,6 @@ def open_scorer(folder: Path, budget: str | None) -> Scorer:
     return Scorer(_PlainEngine(folder, beside.config), beside.tokenizer, beside.max_length)
 
 
-def answer(scorer: Scorer, texts: Sequence[str], pairs: Sequence[str] | None, batch: int) -> NDArray[Any]:
-    """Texts -> labels, in batches of this size."""
-    scores = score(scorer.engine, scorer.encode(texts, pairs), scorer.budget, batch_size=batch)
-    return predicted(scores.probabilities, scorer.task)
-
-
-def time_budgets(run: Run, budgets: Mapping[str, tuple[Run, str]], texts: int = 64) -> dict[str, float]:
-    """Rows per second from text to label in batches of 32, by torch in this process, in turns, of runs at budgets.
-
-    On a sample of what `run` kept back; nothing where that cannot be had any more.
-    """
-    try:
-        examples = list(run.held_out().sample(texts).rows.examples())
-    except DataError:
-        return {}
-    pairs = [e.text_pair or "" for e in examples] if run.pairs else None
-    calls = {name: partial(answer, one.scorer(budget), [e.text for e in examples], pairs, 32)
-             for name, (one, budget) in budgets.items()}  # fmt: skip
-    return {name: 1000 * len(examples) / ms for name, ms in take_turns(calls, least=3, most=9).items()}
-
-
 def rows_per_second(
     answer: Answer,
     texts: Sequence[str],
@@ -256,7 +234,7 @@ def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality:
     data, scorer = json.loads(rows.read_text(encoding="utf-8")), open_scorer(folder, budget)
     texts, pairs = ([data[name][row] for row in data["timed"]] if data[name] else None for name in ("texts", "pairs"))
     assert texts is not None
-    rates = rows_per_second(partial(answer, scorer), texts, pairs, limit)
+    rates = rows_per_second(scorer.answer, texts, pairs, limit)
     if not quality:
         return {"rows_per_second": rates}
     table = scorer.encode(data["texts"], data["pairs"])

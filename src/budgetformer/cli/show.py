@@ -50,13 +50,8 @@ def print_table(
 
 def print_result(result: dict[str, Any], folder: Path) -> None:
     """The closing table of a training run: words alone, the dense twin, and the model at its budgets."""
-    from budgetformer.runs.run import Run
-    from budgetformer.speed import time_budgets
-
-    ours, run, points = result["test"] or result["validation"], Run.open(folder), result["comparison"]
-    runs = {p["model"]: (run.baseline or run) if p["model"] == "dense twin" else run for p in points}
-    rates = time_budgets(run, {p["model"]: (runs[p["model"]], p["dial"]) for p in points})
-    points = [{**p, "dial": MODELS[p["model"]], "rate": rates.get(p["model"])} for p in points]
+    ours, rates = result["test"] or result["validation"], result.get("rows_per_second", {})
+    points = [{**p, "dial": MODELS[p["model"]], "rate": rates.get(p["model"])} for p in result["comparison"]]
     print_budgets(points, ours, f"{ours['rows']} {ours['split']} rows")
     if result["versus_baseline"]:
         print_line(f"BudgetFormer is {result['versus_baseline']['verdict']}.")

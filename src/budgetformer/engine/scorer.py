@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
 
 from budgetformer.data.tokens import TextEncoder, TokenTable
 from budgetformer.dial import Dial
+from budgetformer.engine.answers import predicted
 from budgetformer.engine.scores import Engine, Scores, score
 
 if TYPE_CHECKING:
@@ -38,6 +41,11 @@ class Scorer:
     def encode(self, texts: Sequence[str], pairs: Sequence[str] | None = None) -> TokenTable:
         """The first half of `score`: needs the tokenizer alone, and most of it runs without Python's lock."""
         return self._encoder.encode(texts, pairs)
+
+    def answer(self, texts: Sequence[str], pairs: Sequence[str] | None, batch: int) -> NDArray[Any]:
+        """Texts -> class numbers (several: 0 or 1 each; regression: values), in batches of this size."""
+        scores = score(self.engine, self.encode(texts, pairs), self.budget, batch_size=batch)
+        return predicted(scores.probabilities, self.task)
 
     def run(self, table: TokenTable, budget: Dial | None = None) -> Scores:
         """The second half of `score`; `budget` for once."""

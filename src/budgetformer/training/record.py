@@ -7,12 +7,14 @@ import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from budgetformer.calibrate import depth_report
+from budgetformer.cost.measure import take_turns
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
@@ -25,6 +27,7 @@ from budgetformer.report import write_card, write_report
 from budgetformer.runs.files import LOCK, locked, named_write_errors, read_json, write_json
 from budgetformer.runs.provenance import environment
 from budgetformer.runs.record import FORMAT_VERSION, check_format
+from budgetformer.runs.run import Run
 from budgetformer.training.prepare import Prepared
 from budgetformer.training.recipe import Recipe
 
@@ -208,6 +211,20 @@ def publish(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str,
         write_card(place)
         write_report(place)
     return result
+
+
+def time_points(prepared: Prepared, run: Run, points: Sequence[dict[str, Any]], texts: int = 64) -> dict[str, float]:
+    """Rows per second of a run, or of its dense twin, at the points of its comparison, by their names.
+
+    From text to label on a sample of rows, in batches of 32, by torch in this process, in turns.
+    """
+    split = prepared.data.splits[prepared.final]
+    examples = list(split.select(sample_rows(split.rows, texts)).examples())
+    firsts, pairs = [e.text for e in examples], [e.text_pair or "" for e in examples] if run.pairs else None
+    twin = {"dense twin": run.baseline}
+    scorers = {p["model"]: (twin.get(p["model"]) or run).scorer(p["dial"]) for p in points}
+    calls = {name: partial(scorer.answer, firsts, pairs, 32) for name, scorer in scorers.items()}
+    return {name: 1000 * len(examples) / ms for name, ms in take_turns(calls, least=3, most=9).items()}
 
 
 def summarize_seeds(results: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -133,6 +133,8 @@ def train_run(
                 log("the dense twin, on the same data in the same order:")
                 twin = session.fit(recipe.without_gates(), folder / "baseline")
         result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
+        if result and not quiet:
+            result["rows_per_second"] = records.time_points(prepared, Run.open(folder), result["comparison"])
         accelerator.wait_for_everyone()
     return result
 
