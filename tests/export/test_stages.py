@@ -33,6 +33,8 @@ from budgetformer.export.run import stage_graphs
 from budgetformer.export.traced import heads_by_layer, same_heads
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.run import Run
+from budgetformer.serving.service import Engine as ServedEngine
+from budgetformer.serving.settings import Settings
 
 FROZEN = {"kind": "frozen", "heads": [[0, 2], [], [1]]}
 RULE = {"rule": [[0.5, -1.0]], "curve": [[0.4, 1.0], [1.0, 0.0]], "limit": 0.5}
@@ -230,6 +232,8 @@ def test_a_guarantee_is_made_with_the_engine_that_answers(
     assert f"make it again with budgetformer calibrate {copy} DATA" in capsys.readouterr().err
     with pytest.warns(BudgetFormerWarning, match="max-disagreement-10"):
         Run.open(copy).predict(["a superb story"], budget="max-disagreement-10")
+    with pytest.warns(BudgetFormerWarning, match="max-disagreement-10 was made with torch"):
+        ServedEngine(Settings(copy))
     assert command("calibrate", copy, folder / "rows.jsonl", "--max-disagreement", "10", "--max-cost", "0.9") == 0
     saved = json.loads((copy / "calibration.json").read_text())
     assert (saved["engine"], set(saved["points"])) == ("onnx fp32", {"max-disagreement-10", "max-cost-0.9"})

@@ -133,9 +133,11 @@ def test_without_a_stage_in_time_the_answer_says_so() -> None:
     assert [3] not in [batch for _, batch in engine.batches[:-2]]  # what was answered is not begun
 
 
-@pytest.fixture
-def engine(tiny_staged: Path) -> Engine:
-    return Engine(Settings(tiny_staged, budget="exit:0"))
+@pytest.fixture(params=["run", "export"])
+def engine(request: pytest.FixtureRequest, tiny_staged: Path, tmp_path: Path) -> Engine:
+    if request.param == "export":
+        Run.open(tiny_staged).export(tmp_path / "export")
+    return Engine(Settings(tiny_staged if request.param == "run" else tmp_path / "export", budget="exit:0"))
 
 
 def rows_of(engine: Engine, dues: list[float | None]) -> list[Row]:
