@@ -96,8 +96,7 @@ def test_each_stage_has_its_own(tiny_staged: Path) -> None:
     rows = run.encode(run.held_out(prefer="validation"))
     everywhere, learned = score(engine, rows, "exit:0"), score(engine, rows)
     assert run.config.temperatures == fit_temperatures(everywhere)
-    assert len(run.config.temperatures) == 3
-    assert len(set(run.config.temperatures)) > 1  # equal where a stage corrects nothing
+    assert len(set(run.config.temperatures)) == 3
     assert learned.exits is not None
     assert len(set(learned.exits.tolist())) > 1
     early = leave_early(everywhere, stages, stages.options.limit)
