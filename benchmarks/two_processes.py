@@ -118,9 +118,9 @@ def main() -> None:
             verb, _, preset = what.partition("-")
             work = Train(folder, preset, options.seconds) if verb == "train" else Serve(folder, options.seconds)
             today, alone, pairs = [], [], []
-            for _ in range(options.repeat):  # in turns: machines drift
-                today.append(work.rate("today", TORCH))
-                alone.append(work.rate("alone", {}))
+            for repeat in range(options.repeat):  # in turns, and in turns first: machines drift
+                for rates, changes in ((today, TORCH), (alone, {}))[:: -1 if repeat % 2 else 1]:
+                    rates.append(work.rate("alone", changes))
                 pairs += pool.map(work.rate, ("first", "second"), ({}, {}))
             before, one, each = (statistics.median(rates) for rates in (today, alone, pairs))
             share = min(pairs) / one
