@@ -121,8 +121,8 @@ def calibrate(
         points[f"max-disagreement-{percent:g}"] = guarantees.disagreement(walked, percent)
     for drop in max_drop:
         points[f"max-drop-{drop:g}"] = guarantees.drop(walked, drop)
-    shown = [p for p in _thinned(walked) if p not in points.values()]
-    curve = sorted([*shown, *{p["dial"]: p for p in points.values()}.values()], key=lambda p: -p["flops_ratio"])
+    shown = {p["dial"]: p for p in [*_thinned(walked), *points.values()]}
+    curve = sorted(shown.values(), key=lambda p: -p["flops_ratio"])
     if target_ms:
         times = _time(engine, table, [p["dial"] for p in curve])
         curve = [{**p, "ms_per_text": times[p["dial"]]} for p in curve]

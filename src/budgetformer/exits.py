@@ -25,7 +25,7 @@ from budgetformer.errors import UsageError
 Floats = NDArray[np.float32]
 MULTI, REGRESSION = "multi_label_classification", "regression"
 DISAGREEMENT = 0.005  # with the last stage, that the budget `learned` aims at on held-out rows
-LIMITS = np.geomspace(1e-6, 1e2, 161)  # that a curve is made of, from safe to fast
+LIMITS = [float(f"{x:.3g}") for x in np.geomspace(1e-6, 1e2, 161)]  # that a curve is made of, from safe to fast
 
 
 @dataclass(frozen=True)

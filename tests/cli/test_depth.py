@@ -65,6 +65,7 @@ def test_a_guarantee_needs_no_labels_and_is_a_budget(
     assert point["guarantee"]["bound"] <= 0.05
     assert point["flops_ratio"] < 0.9
     assert labelled["curve"][0]["dial"] == "exit:0"
+    assert len({entry["dial"] for entry in labelled["curve"]}) == len(labelled["curve"])
     costs = [entry["flops_ratio"] for entry in labelled["curve"]]
     assert costs == sorted(costs, reverse=True)
     assert [stage["stage"] for stage in labelled["stages"]] == ["words", "layer 1", "layer 2"]
@@ -85,7 +86,7 @@ def test_a_guarantee_needs_no_labels_and_is_a_budget(
 def test_the_table_says_which_stages_pay(staged: Path, held_out: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("calibrate", staged, held_out) == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "leaving at" in said
+    assert "% left at" in said
     assert "words: 0." in said
     assert "--budget max-disagreement-0.5 is exit:" in said
     assert "at most 0.50 % other labels with 95 % confidence" in said
@@ -124,6 +125,22 @@ def test_rows_that_were_trained_on_are_no_calibration_rows(tiny_staged: Path, st
     assert "were seen in training and are left out" in fresh.notes[-1]
     hashes = run.rows.held_out(str(more), "train").rows.rows
     assert fresh.rows.rows < hashes
+
+
+def test_predict_closes_with_the_exits_and_the_cost_of_eval(
+    staged: Path, tiny_run: Path, held_out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("eval", staged, held_out, "--budget", "0.4", "--json") == 0
+    result = printed(capsys)["evaluations"][0]
+    out = tmp_path / "o.jsonl"
+    assert command("predict", staged, held_out, "-o", out, "--budget", "0.4") == 0
+    shares = "/".join(f"{100 * share:.0f}" for share in result["exits"]["share"])
+    cost = f"{100 * result['cost']['flops_ratio']:.1f} % of the dense FLOPs"
+    assert f"{cost}, % left at words / layer 1 / layer 2: {shares}, {out}\n" in capsys.readouterr().err
+    left = [json.loads(line)["exit"] for line in out.read_text().splitlines()]
+    assert [left.count(stage) / len(left) for stage in result["exits"]["stages"]] == result["exits"]["share"]
+    assert command("predict", tiny_run, held_out, "--text", "text", "-o", out, "--overwrite") == 0
+    assert "left at" not in capsys.readouterr().err
 
 
 def test_a_share_of_the_cost_is_what_is_spent(staged: Path, held_out: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 import sys
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.cli.test_train import command
 from tests.predict.test_predict import ROWS, read, write
-from tests.predict.toy import make_run
+from tests.predict.toy import EXITS, make_run
 
 
 def test_without_ray_the_extra_is_named(
@@ -35,7 +36,7 @@ def test_two_files_do_not_share_an_output(tmp_path: Path, capsys: pytest.Capture
 
 def test_ray_gives_the_rows_of_the_local_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'budgetformer[ray]'")
-    run = make_run(tmp_path / "run")
+    run = make_run(tmp_path / "run", exits=EXITS)
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()
     write(folder / "a.parquet", ROWS[:30])
@@ -43,8 +44,11 @@ def test_ray_gives_the_rows_of_the_local_engine(tmp_path: Path, capsys: pytest.C
     ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False)
     try:
         assert command("predict", str(run), str(folder), "-o", str(out), "--workers", "0") == 0
-        assert "50 rows" in capsys.readouterr().err
+        together = capsys.readouterr().err
         assert command("predict", str(run), str(folder), "-o", str(tmp_path / "all.jsonl")) == 0
+        exits = re.search("50 rows.* % of the dense FLOPs, % left at layer 1 / layer 2: [0-9/]+", together)
+        assert exits
+        assert exits[0].rpartition("cut, ")[2] in capsys.readouterr().err
         assert read(out / "a.parquet") + read(out / "b.jsonl") == read(tmp_path / "all.jsonl")
         assert command("predict", str(run), str(folder), "-o", str(out), "--workers", "0") == 2
         assert "exists: give another -o" in capsys.readouterr().err

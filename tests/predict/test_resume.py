@@ -20,7 +20,7 @@ from budgetformer.predict.job import Predictor, Request
 from budgetformer.runs.run import Run
 from tests.cli.test_train import command
 from tests.predict.test_predict import ROWS, write
-from tests.predict.toy import make_run
+from tests.predict.toy import EXITS, make_run
 
 TARGETS = ["o.csv", "o.jsonl", "o.jsonl.gz", "o.parquet"]
 
@@ -127,6 +127,18 @@ def test_resume_does_only_the_rest(
     assert "50 rows (23 of them before)" in capsys.readouterr().err
     assert command("predict", str(run), *flags, "--resume") == 0
     assert "o.jsonl is finished" in capsys.readouterr().err
+
+
+def test_a_resumed_summary_counts_the_exits_of_all_rows(tmp_path: Path) -> None:
+    staged = Predictor(Run.open(make_run(tmp_path / "run", exits=EXITS)))
+    once = predict(staged, tmp_path, "once.jsonl")
+    stop(staged, tmp_path)
+    resumed = predict(staged, tmp_path, "o.jsonl", resume=True)
+    assert (resumed.exits, resumed.flops, resumed.dense_flops) == (
+        once.exits, pytest.approx(once.flops), pytest.approx(once.dense_flops),
+    )  # fmt: skip
+    assert sum(once.exits) == once.rows == 50
+    assert min(once.exits) > 0
 
 
 def test_overwrite_begins_again_and_keeps_the_old_output_until_the_end(

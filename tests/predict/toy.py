@@ -26,6 +26,9 @@ def tokenizer() -> Any:
     return train_tokenizer([" ".join(WORDS)] * 3, vocab_size=200)
 
 
+EXITS = {"layers": [1], "words": False, "rule": [[0.0, -1.0]], "limit": 0.4}
+
+
 def make_model(**options: Any) -> BudgetFormerForSequenceClassification:
     torch.manual_seed(0)
     made = {"vocab_size": len(tokenizer()), "id2label": {0: "neg", 1: "pos", 2: "none"}, "training_progress": 1.0}

@@ -15,7 +15,7 @@ from budgetformer.data.locate import DataSource
 from budgetformer.errors import UsageError
 
 if TYPE_CHECKING:
-    from budgetformer.predict.job import Predictor, Summary
+    from budgetformer.predict.job import Predictor, Request
 
 
 def _data(flag: str) -> Any:
@@ -60,7 +60,6 @@ def predict(
 
     Without -o, JSON lines go to standard output. docs/predict.md says what is added and how to go on after a stop.
     """
-    from budgetformer.cli.show import log
     from budgetformer.predict.job import Predictor, Request
     from budgetformer.runs.run import Run
 
@@ -75,7 +74,14 @@ def predict(
         data, text=text, text_pair=text_pair, encoding=encoding, offline=offline, **quarantine_fields(bad_rows)
     )
     request = Request(source, output, split, top, probabilities, shard, escape_formulas, resume, overwrite)
-    summary: Summary | None
+    _many(run, request, budget, long, workers)
+
+
+def _many(run: Path, request: Request, budget: str | None, long: str, workers: int | None) -> None:
+    from budgetformer.cli.show import log, summary_line
+    from budgetformer.predict.job import Predictor
+    from budgetformer.runs.run import Run
+
     try:
         if workers is None:
             summary = Predictor(Run.open(run), budget=budget, long=long).predict(request, log)
@@ -87,15 +93,7 @@ def predict(
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit from None
     if summary:
-        before = summary.rows - summary.rows_now
-        parts = [
-            f"{summary.rows} rows" + (f" ({before} of them before)" if before else ""),
-            f"{summary.rows_now / max(1e-9, summary.seconds):.0f} a second",
-            f"{summary.cut} texts cut" if summary.cut else "no text cut",
-            *([f"{summary.bad} bad rows set aside"] if summary.bad else []),
-            *([str(output)] if output else []),
-        ]
-        log(", ".join(parts))
+        log(summary_line(summary, request.output))
 
 
 def _one(predictor: Predictor, text: str, pair: str | None, top: int, probabilities: bool, as_json: bool) -> None:

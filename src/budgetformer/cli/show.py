@@ -6,13 +6,16 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from budgetformer.evaluate import pretrained_hint, words_suffice
 from budgetformer.runs.files import read_json
+
+if TYPE_CHECKING:
+    from budgetformer.predict.job import Summary
 
 # The rows of a comparison in evaluation.json, as people read them.
 MODELS = {"words": "words alone", "dense twin": "dense twin", "learned": "learned", "full": "full"}
@@ -87,13 +90,38 @@ def print_evaluations(evaluations: list[dict[str, Any]], title: str) -> None:
     print_budgets(rows, evaluations[0], title)
 
 
+def exits_heading(stages: Iterable[str]) -> str:
+    """What `exits_shown` shows."""
+    return f"% left at {' / '.join(stages)}"
+
+
+def exits_shown(shares: Iterable[float] | None) -> str:
+    """The share of texts that left at each stage, in percent."""
+    return "/".join(f"{100 * share:.0f}" for share in shares or ())
+
+
+def summary_line(summary: Summary, output: Path | None) -> str:
+    """What predict has done: rows, their rate, and where and at which cost texts left."""
+    before, rows = summary.rows - summary.rows_now, max(1, summary.rows)
+    parts = [
+        f"{summary.rows} rows" + (f" ({before} of them before)" if before else ""),
+        f"{summary.rows_now / max(1e-9, summary.seconds):.0f} a second",
+        f"{summary.cut} texts cut" if summary.cut else "no text cut",
+    ]
+    if summary.bad:
+        parts.append(f"{summary.bad} bad rows set aside")
+    if summary.dense_flops:
+        parts.append(f"{100 * summary.flops / summary.dense_flops:.1f} % of the dense FLOPs")
+        parts.append(f"{exits_heading(summary.stages)}: {exits_shown(texts / rows for texts in summary.exits)}")
+    return ", ".join([*parts, *([str(output)] if output else [])])
+
+
 def print_budgets(points: list[dict[str, Any]], first: dict[str, Any], title: str) -> None:
     """Score, cost and the share of texts per exit at each budget; `first` is the evaluation of one of them."""
     rows, exits = [], first["exits"]
     for point in points:
         interval = "" if point["low"] is None else f"{point['low']:.4f} to {point['high']:.4f}"
-        leaving = "/".join(f"{100 * share:.0f}" for share in point["exits"] or ())
-        rows.append({**point, "interval": interval, "leaving": leaving})
+        rows.append({**point, "interval": interval, "leaving": exits_shown(point["exits"])})
     columns = {
         "budget": "{dial}", first["metric"]: "{score:.4f}", "95 % interval": "{interval}",
         "FLOPs of dense": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}",
@@ -101,7 +129,7 @@ def print_budgets(points: list[dict[str, Any]], first: dict[str, Any], title: st
     if points[0].get("rate"):
         columns["rows/s"] = "{rate:,.0f}"
     if exits:
-        columns[f"% left at {' / '.join(exits['stages'])}"] = "{leaving}"
+        columns[exits_heading(exits["stages"])] = "{leaving}"
     print_table(title, columns, rows, left=["budget"])
 
 
@@ -114,17 +142,13 @@ def print_calibration(result: dict[str, Any], run: Path) -> None:
     """The curve of cost against agreement and quality, the stages, and the operating points with their names."""
     first = result["curve"][0]
     rows = [
-        {
-            **point,
-            "paired": _points(point.get("versus_full")),
-            "leaving": " ".join(f"{share:.0%}" for share in point.get("exits") or ()),
-        }
+        {**point, "paired": _points(point.get("versus_full")), "leaving": exits_shown(point.get("exits"))}
         for point in result["curve"]
     ]
-    names = " | ".join(stage["stage"] for stage in result.get("stages", ()))
+    left_at = exits_heading(stage["stage"] for stage in result.get("stages", ()))
     optional = {
         "disagreement": ("other label", "{disagreement:.2%}"), "score": (first.get("metric", ""), "{score:.4f}"),
-        "versus_full": ("against full, points", "{paired}"), "exits": (f"leaving at {names}", "{leaving}"),
+        "versus_full": ("against full, points", "{paired}"), "exits": (left_at, "{leaving}"),
         "ms_per_text": ("ms per text", "{ms_per_text:.2f}"),
     }  # fmt: skip
     columns = {"budget": "{dial}", "FLOPs": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}"}

@@ -161,8 +161,8 @@ def executed_flops(
         yield rows, count(shape, scores.table.lengths[rows], list(scores.heads[rows].T), execution, **path)
 
 
-def cost_shares(scores: Scores, config: ModelSpec) -> Floats:
-    """What each text cost, as a share of the dense model's FLOPs for it. (T,)."""
+def flops_per_text(scores: Scores, config: ModelSpec) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """What each text cost in FLOPs, and what it costs the dense model. (T,), (T,)."""
     lengths, used = scores.table.lengths, np.zeros(len(scores.heads))
     for rows, flops in executed_flops(scores, config, "selective" if config.gate.selects else "dense"):
         used[rows] = flops.total
@@ -170,6 +170,12 @@ def cost_shares(scores: Scores, config: ModelSpec) -> Floats:
     if (pieces := scores.table.pieces) is not None:
         first = np.cumsum(pieces) - pieces
         used, dense = np.add.reduceat(used, first), np.add.reduceat(dense, first)
+    return used, dense
+
+
+def cost_shares(scores: Scores, config: ModelSpec) -> Floats:
+    """What each text cost, as a share of the dense model's FLOPs for it. (T,)."""
+    used, dense = flops_per_text(scores, config)
     shares: Floats = (used / dense).astype(np.float32)
     return shares
 

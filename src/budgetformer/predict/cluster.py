@@ -12,11 +12,15 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from budgetformer.errors import BudgetFormerError, DataError, MissingExtraError, ModelError, UsageError
 from budgetformer.predict.input import data_files
 from budgetformer.predict.job import Predictor, Request, Summary
 from budgetformer.runs.files import named_write_errors
 from budgetformer.runs.run import Run
+
+_ADDED = ("rows", "cut", "bad", "rows_now", "flops", "dense_flops")  # of files' summaries
 
 
 def predict_folder(
@@ -38,7 +42,7 @@ def predict_folder(
         import ray.data
     except ImportError:
         raise MissingExtraError("ray", "ray") from None
-    Predictor(Run.open(run), budget=budget, long=long)  # a bad run is better refused here than by every worker
+    predictor = Predictor(Run.open(run), budget=budget, long=long)  # a bad run is better refused here than by workers
     with named_write_errors(output):
         output.mkdir(parents=True, exist_ok=True)
     logging.getLogger("ray.data").setLevel(logging.WARNING)
@@ -67,8 +71,9 @@ def predict_folder(
         kinds = {kind.exit_code: kind for kind in (UsageError, DataError, ModelError)}
         more = f" (and {len(errors) - 1} more files failed)" if len(errors) > 1 else ""
         raise kinds.get(int(errors[0]["code"]), BudgetFormerError)(errors[0]["error"] + more)
-    totals = [sum(int(row[name]) for row in rows) for name in ("rows", "cut", "bad", "rows_now")]
-    return replace(Summary(*totals), seconds=time.monotonic() - began)
+    totals = {name: sum(row[name] for row in rows) for name in _ADDED}
+    exits = np.sum([row["exits"] for row in rows if len(row["exits"])], axis=0, dtype=int).tolist() or ()
+    return Summary(**totals, stages=predictor.stages, exits=exits, seconds=time.monotonic() - began)
 
 
 class _Worker:

@@ -9,12 +9,14 @@ from __future__ import annotations
 import gc
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import budgetformer
 from budgetformer.data.examples import BadRows, Example
@@ -22,7 +24,7 @@ from budgetformer.data.locate import DataSource, quarantine_file
 from budgetformer.data.tokens import TextError
 from budgetformer.engine.answers import Columns
 from budgetformer.engine.scorer import Scorer
-from budgetformer.engine.scores import Scores
+from budgetformer.engine.scores import Scores, flops_per_text
 from budgetformer.errors import DataError, UsageError
 from budgetformer.predict.input import open_input, parquet_schema, read_shard
 from budgetformer.predict.sinks import Sink, format_of, remove_parts
@@ -50,24 +52,37 @@ class Request:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a request has come: input rows read, windows written with their bytes, rows written, texts cut."""
+    """How far a request has come: input rows read, windows written with their bytes, rows written, texts cut.
+
+    Of a model with exits also the texts that left at each stage, their FLOPs, and the dense model's for them.
+    """
 
     read: int = 0
     windows: int = 0
     size: int = 0
     written: int = 0
     cut: int = 0
+    exits: Sequence[int] = ()
+    flops: float = 0.0
+    dense_flops: float = 0.0
     complete: bool = False
 
 
 @dataclass(frozen=True)
 class Summary:
-    """What was done: rows in the output, texts cut, bad rows set aside; `rows_now` without what was done before."""
+    """What was done: rows in the output, texts cut, bad rows set aside; `rows_now` without what was done before.
+
+    Of a model with exits its stages' names; `exits`, `flops` and `dense_flops` as in Progress.
+    """
 
     rows: int = 0
     cut: int = 0
     bad: int = 0
     rows_now: int = 0
+    stages: Sequence[str] = ()
+    exits: Sequence[int] = ()
+    flops: float = 0.0
+    dense_flops: float = 0.0
     seconds: float = 0.0
 
 
@@ -111,8 +126,14 @@ class Predictor:
         finally:
             gc.unfreeze()
             view.close()
-        done = job.progress
-        return Summary(done.written, done.cut, bad.bad, done.written - progress.written, time.monotonic() - began)
+        done, seconds = job.progress, time.monotonic() - began
+        counts = (done.written, done.cut, bad.bad, done.written - progress.written)
+        return Summary(*counts, self.stages, done.exits, done.flops, done.dense_flops, seconds)
+
+    @property
+    def stages(self) -> Sequence[str]:
+        """The names of the stages at which texts may leave; none of a model without exits."""
+        return self.scorer.config.stages.names if self.scorer.config.exits else ()
 
     def _options(self, request: Request, columns: str) -> dict[str, Any]:
         """All that the output's bytes depend on beside the model and the input."""
@@ -179,8 +200,21 @@ class _Job:
                 rows.append({**example.fields, **dict(zip(self.names, values, strict=True))})
             size = self.sink.write(rows)
         done, cut = self.progress, int(scores.table.truncated.sum())
-        self.progress = Progress(end, done.windows + 1, done.size + size, done.written + len(rows), done.cut + cut)
+        self.progress = replace(
+            done, read=end, windows=done.windows + 1, size=done.size + size, written=done.written + len(rows),
+            cut=done.cut + cut, **self._path(scores),
+        )  # fmt: skip
         self._save()
+
+    def _path(self, scores: Scores) -> dict[str, Any]:
+        """How far texts have gone, these included, and what that cost; nothing of a model without exits."""
+        config, done = self.scorer.config, self.progress
+        if not config.exits:
+            return {}
+        counts = np.bincount(scores.exits_per_text, minlength=len(config.stages.names))
+        used, dense = (float(part.sum()) for part in flops_per_text(scores, config))
+        exits = (counts + (done.exits or 0)).tolist()
+        return {"exits": exits, "flops": done.flops + used, "dense_flops": done.dense_flops + dense}
 
     def _save(self) -> None:
         if self.state:
