@@ -219,6 +219,15 @@ def test_files_are_short() -> None:
     assert {str(file): count for file, count in lines.items() if count > 400} == {}
 
 
+def test_functions_are_short() -> None:
+    long = {}
+    for file in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                long[f"{file.name}:{node.lineno} {node.name}"] = (node.end_lineno or 0) - node.lineno + 1
+    assert {name: lines for name, lines in long.items() if lines > 60} == {}
+
+
 def test_the_command_line_stays_small() -> None:
     command = typer.main.get_command(app)
     assert isinstance(command, typer.core.TyperGroup)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,39 +36,45 @@ def bench(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Time selective execution against dense rivals: by itself, or a RUN from text to label."""
-    from budgetformer import bench as benches
-    from budgetformer.cli.show import log, print_bench, print_engines, print_json, print_run_bench
+    from budgetformer.cli.show import print_bench, print_engines, print_json, print_run_bench
 
-    if run is not None:
+    show: Callable[[dict[str, Any]], None]
+    if run is None:
+        if what == "engines" or dense:
+            raise UsageError("--what engines and --dense are for a RUN: give its directory")
+        result, show = _by_itself(what, shape, batch or [1, 8, 32], length or [64, 256, 512], k), print_bench
+    else:
+        from budgetformer.bench import run_bench
         from budgetformer.runs.run import Run
 
         if what == "engines":
             from budgetformer.speed import compare_engines
 
             other = None if dense is None else Run.open(dense)
-            result = compare_engines(Run.open(run), data, dense=other, texts=texts)
-            print_json(result) if as_json else print_engines(result)
-            return
-        if data is not None:
+            result, show = compare_engines(Run.open(run), data, dense=other, texts=texts), print_engines
+        elif data is not None:
             raise UsageError(f"{data}: texts are for --what engines; a run is timed on what it kept back")
-        result = benches.run_bench(Run.open(run), texts=texts, carbon=carbon)
-        print_json(result) if as_json else print_run_bench(result)
-        return
-    if what == "engines" or dense:
-        raise UsageError("--what engines and --dense are for a RUN: give its directory")
-    if what not in ("attention", "model", "memory", "all", "onnx"):
-        raise UsageError(f"--what {what!r}: give attention, model, memory, all or onnx")
+        else:
+            result, show = run_bench(Run.open(run), texts=texts, carbon=carbon), print_run_bench
+    print_json(result) if as_json else show(result)
+
+
+def _by_itself(what: str, shape: str, batches: list[int], lengths: list[int], k: list[int] | None) -> dict[str, Any]:
+    """Times and memory of random models of a shape."""
+    from budgetformer import bench as benches
+    from budgetformer.cli.show import log
     from budgetformer.cost.flops import Shape
     from budgetformer.cost.measure import MemoryUnmeasurableError
     from budgetformer.runs.provenance import environment
 
+    if what not in ("attention", "model", "memory", "all", "onnx"):
+        raise UsageError(f"--what {what!r}: give attention, model, memory, all or onnx")
     try:
         width, heads, layers = map(int, shape.split("x"))
     except ValueError:
         raise UsageError(f"--shape {shape!r}: give WIDTHxHEADSxLAYERS, such as 768x8x4") from None
     sizes = Shape(width=width, heads=heads, layers=layers, inner=4 * width)
     benches.model_config(sizes)  # refuse what cannot be built before anything is timed
-    batches, lengths = batch or [1, 8, 32], length or [64, 256, 512]
     ks = k or sorted({n for n in (1, 2, 4, heads) if n <= heads})
     if wrong := [n for n in ks if not 1 <= n <= heads]:
         raise UsageError(f"-k {wrong[0]}: give numbers from 1 to {heads}, the heads of a layer")
@@ -82,5 +89,4 @@ def bench(
             memory = [benches.memory_row(sizes, 32, max(lengths), n) for n in (0, *ks)]
         except MemoryUnmeasurableError as error:
             log(f"warning: memory is not measured: {error}")
-    result = {"rows": rows, "memory": memory, "environment": environment()}
-    print_json(result) if as_json else print_bench(result)
+    return {"rows": rows, "memory": memory, "environment": environment()}

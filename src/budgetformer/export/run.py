@@ -56,32 +56,27 @@ def export_model(
     depth = config.exits is not None and dial.mode in ("learned", "share", "exit")
     full, limit = Dial("exit", 0.0) if depth else dial, config.exit_limit(dial)
     words = None if model.stages.words is None else model.stages.words.model
-    heads = heads_by_layer(model, dial) if same_heads(model, dial) else None
-    depths = [depth for depth in config.stages.depths if depth]
-    by_stage = [heads and heads[first:last] for first, last in zip([0, *depths], depths, strict=False)]
-    result: dict[str, Any] = {}
+    parts, result = _parts(model, dial), dict[str, Any]()
 
     def scored(sources: Sequence[bytes]) -> Scores:
-        loaded = [StageGraph(session(s), depth, h) for s, depth, h in zip(sources, depths, by_stage, strict=True)]
+        loaded = [StageGraph(session(s), p["depth"], p["heads"]) for s, p in zip(sources, parts, strict=True)]
         return score(OnnxEngine(loaded, config, target, dial, words), rows.table, full)
 
     def fill(staged: Path) -> None:
         sources = [graph.SerializeToString() for graph in graphs]
-        ours = scored(sources)
+        ours, bits, bytes_before = scored(sources), 7 if saturates() else 8, sum(map(len, sources))
         verification = check_equal(model, full, rows, score(TorchEngine(model), rows.table, full), ours)
         early = leave_early(ours, config.stages, limit) if limit else None
         verification["exits"] = None if early is None else changes(rows, ours, early, config)
-        files, quantized = [staged / f"layers-{depth}.onnx" for depth in depths], None
+        files, quantized = [staged / part["file"] for part in parts], None
         if int8:
-            bits, bytes_before = 7 if saturates() else 8, sum(map(len, sources))
             sources = _quantized(model, dial, graphs, int8, rows, bits)
-            for file, source in zip(files, sources, strict=True):
-                file.write_bytes(source)
+        for file, source in zip(files, sources, strict=True):
+            file.write_bytes(source)
+        if int8:
             probe(files)
             changed = changes(rows, ours, scored(sources), config, without=_SCALED if int8 == "static" else None)
             quantized = {"scales": int8, "bits": bits, **changed, "bytes_full_precision": bytes_before}
-        for file, source in zip(files, sources, strict=True):
-            file.write_bytes(source)
         for name, content in tokenizer.items():
             (staged / name).write_bytes(content)
         if words is not None:
@@ -90,12 +85,9 @@ def export_model(
             shutil.copy(file, staged)
         result.update({
             "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": f"int8 {int8}" if int8 else "fp32",
-            **record, "task": config.task, "model": asdict(config),
+            **record, "task": config.task, "model": asdict(config), "graphs": parts,
             "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
-            "graphs": [{"file": file.name, "depth": depth, "heads": part}
-                       for file, depth, part in zip(files, depths, by_stage, strict=True)],
-            "bytes": sum(file.stat().st_size for file in files),
-            "sha256": hash_files(staged),
+            "bytes": sum(file.stat().st_size for file in files), "sha256": hash_files(staged),
             "files": sorted({"export.json", *(path.name for path in staged.iterdir())}),
             "verification": verification, "int8": quantized, "environment": environment("onnx", "onnxruntime"),
         })  # fmt: skip
@@ -103,6 +95,16 @@ def export_model(
 
     write_directory(target, fill, "Give another directory with -o")
     return result
+
+
+def _parts(model: BudgetFormerForSequenceClassification, dial: Dial) -> list[dict[str, Any]]:
+    """Of each stage's graph the file, its last layer, and the heads of its layers where all texts run the same."""
+    heads = heads_by_layer(model, dial) if same_heads(model, dial) else None
+    depths = [depth for depth in model.config.stages.depths if depth]
+    return [
+        {"file": f"layers-{last}.onnx", "depth": last, "heads": heads and heads[first:last]}
+        for first, last in zip([0, *depths], depths, strict=False)
+    ]
 
 
 def stage_graphs(
