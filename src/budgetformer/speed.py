@@ -38,7 +38,7 @@ from budgetformer.spec import ModelSpec
 
 BATCHES = (1, 8, 32)
 _ROUNDS = 2  # of all engines, so that a slow moment of the machine does not hit one alone
-_SECONDS = 10.0  # for a batch size in a round, or one pass
+_SECONDS = 5.0  # for a batch size in a round, or one pass
 _READ_AHEAD = 64  # batches whose texts are tokenised and sorted together
 _THREADS = "2"
 Answer = Callable[[Sequence[str], Sequence[str] | None, int], NDArray[Any]]  # texts, second texts, batch size -> labels

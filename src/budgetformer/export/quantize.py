@@ -1,14 +1,19 @@
 """Linear layers in int8: weights by column, activations by scales from held-out rows, or batch by batch.
 
-    x W + b  ~  (q(x) - z) q(W) * scale_x * scale_W + b,  q(x) in uint8, q(W) in int8, symmetric
+    x W + b  ~  (q(x / f) - z) q(f W) * scale_x * scale_W + b,  q(x) in uint8, q(W) in int8, symmetric
+
+A few channels of hidden states are many times larger than the others, which one scale for all would round away. So each
+channel is divided by a factor f, and its weights are multiplied by it (SmoothQuant, Xiao et al. 2023):
+f = max|x|^a / max|W|^(1 - a). Without held-out rows f is 1.
 
 What decides stays in full precision: gates, exits, the classifier. So do embeddings, attention maps and norms.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +27,18 @@ if TYPE_CHECKING:
     from onnx import GraphProto, ModelProto, NodeProto
 
 Floats = NDArray[np.float32]
-Scale = tuple[np.float32, np.uint8]  # of a tensor: the step between two numbers, and the number that means zero
 _FULL_PRECISION = {GATE, EXIT, "allocator"}  # parts of the names of nodes
-_CLIPS = np.linspace(0.3, 1, 29)  # of a tensor's range, that are tried
-_VALUES = 1 << 18  # of a tensor, that a scale is fitted to
+_POWERS = (0.6, 0.7, 0.8, 0.9, 1.0)  # a, that are tried
+_CLIPS = (0.8, 0.9, 1.0)  # of a tensor's range, that are tried
+_TOKENS = 512  # that a scale is fitted to
+
+
+class Scale(NamedTuple):
+    """Of a tensor: what its channels are divided by, then the step between two numbers and the number of zero."""
+
+    factor: Floats
+    step: np.float32
+    zero: np.uint8
 
 
 def linear_layers(graph: GraphProto) -> list[tuple[NodeProto, str]]:
@@ -44,36 +57,54 @@ def fit_scales(
 ) -> tuple[dict[str, Scale], list[dict[str, Any]]]:
     """Scales of what the linear layers read, from batches of inputs; and the graph's outputs for each batch.
 
-    Of some ranges up to all that occurred, the one with the least mean squared error.
+    Of some factors and ranges, those with the least mean squared error of what the layers give out.
     """
-    tensors = sorted({node.input[0] for node, _ in linear_layers(model.graph)})
+    readers: dict[str, list[str]] = {}
+    for node, weight in linear_layers(model.graph):
+        readers.setdefault(node.input[0], []).append(weight)
     watched = type(model)()
     watched.CopyFrom(model)
-    watched.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in tensors)
+    watched.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in readers)
     graph, outputs = session(watched.SerializeToString()), []
-    values: dict[str, list[Floats]] = {name: [] for name in tensors}
+    values: dict[str, list[Floats]] = {name: [] for name in readers}
     for batch in batches:
         result = run_graph(graph, batch)
         real = np.asarray(batch["attention_mask"]).astype(bool)
-        for name in tensors:
-            values[name].append(result.pop(name)[real].ravel())
+        for name in readers:
+            values[name].append(result.pop(name)[real])
         outputs.append(result)
-    return {name: _scale(np.concatenate(parts)) for name, parts in values.items()}, outputs
+    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+    uses = Counter(weight for names in readers.values() for weight in names)
+    scales = {}
+    for name, names in readers.items():
+        powers = _POWERS if all(uses[weight] == 1 for weight in names) else ()  # layers may share their weights
+        scales[name] = _scale(
+            np.concatenate(values.pop(name)), np.concatenate([weights[w] for w in names], axis=1), powers
+        )
+    return scales, outputs
 
 
-def _scale(values: Floats) -> Scale:
-    sample = values[:: max(1, len(values) // _VALUES)]
-    low, high = min(0.0, float(values.min())), max(0.0, float(values.max()))
-    best: tuple[float, Scale] | None = None
-    for clip in _CLIPS:
-        step = np.float32(max((high - low) * clip / 255, 1e-9))
-        zero = np.uint8(np.clip(np.rint(-low * clip / step), 0, 255))
-        back = (np.clip(np.rint(sample / step) + zero, 0, 255) - zero) * step
-        error = float(((back - sample) ** 2).mean())
-        if best is None or error < best[0]:
-            best = error, (step, zero)
-    assert best is not None
-    return best[1]
+def _scale(x_TI: Floats, w_IO: Floats, powers: Iterable[float]) -> Scale:
+    sample, best = x_TI[:: max(1, len(x_TI) // _TOKENS)], list[tuple[float, Scale]]()
+    expected, low_I, high_I = sample @ w_IO, x_TI.min(0), x_TI.max(0)
+    largest_x, largest_w = (np.maximum(m, 1e-5) for m in (np.maximum(-low_I, high_I), np.abs(w_IO).max(1)))
+    factors = [largest_x**power / largest_w ** (1 - power) for power in powers] or [np.ones_like(largest_x)]
+    for factor_I in factors:
+        q_IO, step_O = _rounded(w_IO * factor_I[:, None], 127)
+        low, high = min(0.0, float((low_I / factor_I).min())), max(0.0, float((high_I / factor_I).max()))
+        for clip in _CLIPS:
+            step = np.float32(max((high - low) * clip / 255, 1e-9))
+            zero = np.uint8(np.clip(np.rint(-low * clip / step), 0, 255))
+            back = (np.clip(np.rint(sample / (factor_I * step)) + zero, 0, 255) - zero) * step
+            error = float(((back @ q_IO * step_O - expected) ** 2).mean())
+            best.append((error, Scale(factor_I, step, zero)))
+    return min(best, key=lambda each: each[0])[1]
+
+
+def _rounded(w_IO: Floats, largest: int) -> tuple[Floats, Floats]:
+    """Whole numbers up to `largest`, and the step of each column."""
+    step_O = (np.maximum(np.abs(w_IO).max(axis=0), 1e-12) / largest).astype(np.float32)
+    return np.rint(w_IO / step_O), step_O
 
 
 def quantize(model: ModelProto, scales: Mapping[str, Scale] | None, *, bits: int) -> None:
@@ -91,21 +122,23 @@ def quantize(model: ModelProto, scales: Mapping[str, Scale] | None, *, bits: int
         return name
 
     for node, weight in linear_layers(graph):
+        x = node.input[0]
         if weight in tensors:
             w_IO = numpy_helper.to_array(tensors.pop(weight))
-            step_O = (np.maximum(np.abs(w_IO).max(axis=0), 1e-12) / largest).astype(np.float32)
-            constant(f"{weight}.int8", np.rint(w_IO / step_O).astype(np.int8))
+            q_IO, step_O = _rounded(w_IO if scales is None else w_IO * scales[x].factor[:, None], largest)
+            constant(f"{weight}.int8", q_IO.astype(np.int8))
             constant(f"{weight}.step", step_O)
-        x = node.input[0]
         if scales is None:
             inputs = [x, f"{weight}.int8", f"{weight}.step"]
             node.op_type = "DynamicQuantizeMatMul"
         else:
-            step, zero = constant(f"{x}.step", scales[x][0]), constant(f"{x}.zero", scales[x][1])
+            step, zero = constant(f"{x}.step", scales[x].step), constant(f"{x}.zero", scales[x].zero)
             if f"{x}.int8" not in made:
                 made.add(f"{x}.int8")
                 place = next(number for number, n in enumerate(graph.node) if n is node or n.name == node.name)
-                graph.node.insert(place, helper.make_node("QuantizeLinear", [x, step, zero], [f"{x}.int8"]))
+                inverse = constant(f"{x}.inverse", 1 / scales[x].factor)
+                graph.node.insert(place, helper.make_node("QuantizeLinear", [f"{x}.smooth", step, zero], [f"{x}.int8"]))
+                graph.node.insert(place, helper.make_node("Mul", [x, inverse], [f"{x}.smooth"]))
             inputs = [f"{x}.int8", f"{weight}.int8", step, f"{weight}.step", zero]
             node.op_type = "MatMulIntegerToFloat"
         node.domain = "com.microsoft"
