@@ -42,9 +42,10 @@ def open_engine(name: str, model: Any, length: int, vocabulary: int, folder: Pat
     if name.startswith("ONNX"):
         import onnxruntime
 
-        dims = {key: {0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC} for key in example}
-        file = folder / "model.onnx"
-        torch.onnx.export(model, (), file, kwargs=example, dynamic_shapes=dims, dynamo=True, verbose=False)
+        file, free = folder / "model.onnx", {key: {0: "batch", 1: "length"} for key in example}
+        torch.onnx.export(
+            model, tuple(example.values()), file, dynamo=False, input_names=list(example), dynamic_axes=free
+        )
         if name.endswith("int8"):
             from onnxruntime.quantization import QuantType, quantize_dynamic
 
