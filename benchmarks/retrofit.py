@@ -303,7 +303,8 @@ def blocks(plain: Any, model: Model, ids: torch.Tensor, types: torch.Tensor, sha
 
     def way(share: float) -> Any:
         block_inputs = inputs_of(ours, lambda: model(ids, token_type_ids=types, budget=f"mean:{share}"))
-        cuts = resolve_budget(Dial("mean", share), model.order, None, model.config.gates["threshold_offsets"])
+        scores = [gate.score for gate in model.ranked_gates]
+        cuts = resolve_budget(Dial("mean", share), scores, None, model.config.gates["threshold_offsets"])
 
         def run() -> None:
             budgets = Budgets(None, 1.0, cuts)

@@ -90,7 +90,7 @@ def summarize(scores: Scores, config: ModelSpec, *, split: str, dial: str, harde
         metric=metric,
         score=value,
         quality=quality,
-        budget=_budget(scores, names),
+        budget=_budget(scores, names) | _groups(scores, config),
         cost=cost_of(scores, config),
         exits=_exits(scores, config),
         hardest=_hardest(scores, losses, names, hardest),
@@ -275,6 +275,14 @@ def _budget(scores: Scores, names: list[str]) -> dict[str, Any]:
             for i, name in enumerate(names)
         ]
     return result
+
+
+def _groups(scores: Scores, config: ModelSpec) -> dict[str, Any]:
+    """The share of groups of feed-forward neurons that ran, where they can be left out."""
+    if scores.groups is None:
+        return {}
+    share = scores.groups / config.groups
+    return {"groups": config.groups, "groups_run": float(share.mean()), "groups_run_per_layer": _means(share)}
 
 
 def _exits(scores: Scores, config: ModelSpec) -> dict[str, Any] | None:

@@ -140,6 +140,7 @@ class Explainer:
         shape, tokens, stage = config.shape, len(pieces.ids), -1 if output.exits is None else int(output.exits)
         path: dict[str, Any] = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
         path["execution"] = "selective" if config.gate.selects else "dense"
+        path["groups"] = [int(a.groups.sum()) for a in output.allocations if a.groups is not None] or None
         used = count(shape, tokens, [layer["k"] for layer in layers], **path)
         dense = count(replace(shape, words=False), tokens, (), "dense")
         return {

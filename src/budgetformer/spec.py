@@ -44,6 +44,8 @@ class ModelSpec:
     gate: GateSpec
     exits: ExitOptions | None  # None: every text goes through all layers
     temperatures: list[float]  # by stage; none: 1
+    groups: int = 0  # of feed-forward neurons in a layer that can be left out
+    frozen_groups: list[int] | None = None  # that each layer has, where that is settled
 
     @property
     def labels(self) -> int:
@@ -77,5 +79,6 @@ class ModelSpec:
             labels=self.labels,
             budget_net=self.gate.has_budget_net,
             scorer=self.gate.has_scorer,
+            groups=self.groups,
             words=self.stages.words,
         )

@@ -81,6 +81,8 @@ def _print_frozen(result: dict[str, Any], output: Path) -> None:
     if by_layer is None:
         print(f"{output}: all heads; an ordinary {result['architecture']} that loads without budgetformer")
         return
-    total = result["layers"] * result["heads"]
-    print(f"{output}: {sum(by_layer)} of {total} heads, by layer {' '.join(map(str, by_layer))}")
+    for name, units in (("heads", "heads"), ("groups", "feed-forward groups")):
+        if (by_layer := result[f"{name}_by_layer"]) is not None:
+            total = result["layers"] * result[name]
+            print(f"{output}: {sum(by_layer)} of {total} {units}, by layer {' '.join(map(str, by_layer))}")
     print("It loads with budgetformer only: its architecture's own code cannot hold fewer heads.")

@@ -126,6 +126,8 @@ def print_budgets(points: list[dict[str, Any]], first: dict[str, Any], title: st
         "budget": "{dial}", first["metric"]: "{score:.4f}", "95 % interval": "{interval}",
         "FLOPs of dense": "{flops_ratio:.1%}", "k/H": "{k_over_h:.3f}",
     }  # fmt: skip
+    if "groups_run" in first["budget"] and all("groups_run" in point for point in points):
+        columns["groups run"] = "{groups_run:.3f}"
     if points[0].get("rate"):
         columns["rows/s"] = "{rate:,.0f}"
     if exits:

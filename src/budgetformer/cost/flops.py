@@ -1,7 +1,8 @@
 """FLOPs in closed form, part by part. A FLOP is two per multiply-accumulate; look-ups and elementwise work count 0.
 
 Three ways of running the same text: `dense` (every head, no gates), `paper` (gates and full projections, only the
-executed heads attend) and `selective` (a head that is not executed needs no projection either).
+executed heads attend) and `selective` (a head that is not executed needs no projection either). Of the feed-forward
+layers only the executed groups of neurons are computed, in the last two.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ class Shape:
     vocab: int = 30522
     budget_net: bool = True  # f, which predicts s
     scorer: bool = True  # g, which ranks the heads
+    groups: int = 0  # of feed-forward neurons in a layer that may be left out; 0: none
     words: bool = False  # a linear model over n-grams answers first
 
 
@@ -58,17 +60,20 @@ def count(
     *,
     layers: int | None = None,
     exits: int = 0,
+    groups: Sequence[Number] | None = None,
 ) -> Flops:
     """FLOPs of one text of `tokens` real tokens that executes `heads[l]` heads in layer l.
 
-    Of `layers` only so many run (None: all), and `exits` heads of exits are evaluated on the way. All parts are linear
-    in the number of heads, so a mean number is as good as a whole one at a given length. `tokens` and `heads[l]` may be
-    arrays, for many texts at once.
+    Of `layers` only so many run (None: all), and `exits` heads of exits are evaluated on the way. `groups[l]` groups of
+    layer l's feed-forward neurons are executed (None: all, in the layers that run). All parts are linear in the number
+    of heads, so a mean number is as good as a whole one at a given length. `tokens` and `heads[l]` may be arrays, for
+    many texts at once.
     """
     N, D = tokens, shape.width
     depth = shape.layers if layers is None else layers
     executed = depth * shape.heads if execution == "dense" else sum(heads)
     share = executed / shape.heads
+    narrowed = depth if groups is None or execution == "dense" else sum(groups) / shape.groups
     gates = 0.0
     if execution != "dense":
         gates += 2 * N * D if shape.budget_net or shape.scorer else 0  # pooling
@@ -79,7 +84,7 @@ def count(
         gates=depth * gates,
         projections=8 * N * D * D * (share if execution == "selective" else depth),
         scores=4 * N * N * D * share,
-        feedforward=depth * 4 * N * D * shape.inner,
+        feedforward=narrowed * 4 * N * D * shape.inner,
         classifier=2 * N * D + 2 * D * shape.labels if depth == shape.layers else 0.0,
         exits=words + exits * (2 * N * D + 4 * D * D + 2 * D * shape.labels),
     )

@@ -34,6 +34,7 @@ class Outputs(NamedTuple):
     entropy: Floats | None = None  # (B, L) of the relevance p, in nats
     exits: NDArray[np.int64] | None = None  # (B,) the stage at which each piece left, of a model with exits
     stage_logits: Floats | None = None  # (B, S, C) the answers of all stages, where nothing could leave early
+    groups: NDArray[np.int16] | None = None  # (B, L) executed groups of feed-forward neurons, where they have gates
 
 
 class Engine(Protocol):
@@ -77,6 +78,7 @@ class Scores:
     entropy: Floats | None  # (P, L)
     exits: NDArray[np.int64] | None = None  # (P,)
     stage_logits: Floats | None = None  # (P, S, C) not yet divided by the temperatures
+    groups: NDArray[np.int16] | None = None  # (P, L)
 
     @cached_property
     def probabilities(self) -> Floats:
@@ -145,6 +147,7 @@ def stop_at(scores: Scores, stages: Exits, exits: NDArray[np.int64]) -> Scores:
         heads=scores.heads * ran,
         budget=None if scores.budget is None else scores.budget * ran,
         entropy=None if scores.entropy is None else scores.entropy * ran,
+        groups=None if scores.groups is None else scores.groups * ran,
         exits=exits,
     )
 
@@ -157,7 +160,9 @@ def executed_flops(
     exits = np.full(len(scores.heads), len(stages.depths) - 1) if exits is None else exits
     for stage in np.unique(exits).tolist():
         rows = np.flatnonzero(exits == stage)
-        path = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
+        path: dict[str, Any] = {"layers": stages.depths[stage], "exits": stages.heads[stage]}
+        frozen = None if config.frozen_groups is None else config.frozen_groups[: stages.depths[stage]]
+        path["groups"] = frozen if scores.groups is None else list(scores.groups[rows].T)
         yield rows, count(shape, scores.table.lengths[rows], list(scores.heads[rows].T), execution, **path)
 
 
@@ -201,6 +206,8 @@ def score(
     layers, outputs = config.num_hidden_layers, config.labels
     shapes: dict[str, tuple[tuple[int, ...], type]]
     shapes = {"logits": ((outputs,), np.float32), "heads": ((layers,), np.int16)}
+    if config.groups and engine.details:
+        shapes["groups"] = ((layers,), np.int16)
     if engine.details:
         shapes |= dict.fromkeys(("budget", "entropy"), ((layers,), np.float32))
     if config.exits:

@@ -49,6 +49,7 @@ class TorchEngine:
                 entropy=torch.stack([relevance_entropy(a.relevance) for a in layers], 1).cpu().numpy(),
                 exits=None if out.exits is None else out.exits.cpu().numpy(),
                 stage_logits=None if out.stage_logits is None else out.stage_logits.cpu().numpy(),
+                groups=torch.stack([a.groups.sum(-1) for a in layers], 1).cpu().numpy() if self.config.groups else None,
             )
 
     def check(self, budget: Dial) -> Dial:

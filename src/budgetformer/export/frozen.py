@@ -20,10 +20,10 @@ def export_frozen(
     run: Path,
     budget: float,
 ) -> dict[str, Any]:
-    """Write `target`, whole or not at all: a run with `budget` of all heads, or at 1 an ordinary model of the base.
+    """Write `target`, whole or not at all: a run with `budget` of all units, or at 1 an ordinary model of the base.
 
-    `tokenizer` is its files by name, `record` the run.json. The result names the heads by layer, or the
-    base's architecture.
+    `tokenizer` is its files by name, `record` the run.json. The result names the heads and groups by
+    layer, or the base's architecture.
     """
     if target.exists():
         raise UsageError(f"{target} exists already: give another directory with -o")
@@ -41,4 +41,7 @@ def export_frozen(
     write_directory(target, fill, "Give another directory with -o")
     result = {"format": "torch", "budget": budget, "heads": model.config.num_attention_heads}
     result |= {"layers": model.config.num_hidden_layers, "architecture": frozen.config.model_type}
-    return {**result, "heads_by_layer": [len(heads) for heads in frozen.config.gates["heads"]] if ours else None}
+    for name in ("heads", "groups"):
+        lists = frozen.config.gates[name] if ours else None
+        result[f"{name}_by_layer"] = None if lists is None else [len(units) for units in lists]
+    return {**result, "groups": model.config.groups}

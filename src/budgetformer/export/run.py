@@ -107,6 +107,17 @@ def _parts(model: BudgetFormerForSequenceClassification, dial: Dial) -> list[dic
     ]
 
 
+def narrowed(model: BudgetFormerForSequenceClassification, dial: Dial) -> BudgetFormerForSequenceClassification:
+    """The model to export: where groups of neurons are ranked, one that has the budget's alone."""
+    config, budget = model.config, dial.heads
+    if not (config.groups and config.gate.ranks_layers) or budget.mode == "full":
+        return model
+    target = config.gates["target_budget"]
+    share = min(v for v in (budget.value, None if budget.mode in ("mean", "fixed") else target, 1.0) if v is not None)
+    frozen = model.freeze(share)
+    return frozen if isinstance(frozen, BudgetFormerForSequenceClassification) else model
+
+
 def stage_graphs(
     model: BudgetFormerForSequenceClassification, dial: Dial, *, separate: bool = False
 ) -> list[ModelProto]:

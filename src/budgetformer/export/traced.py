@@ -184,4 +184,4 @@ def _allocations(model: BudgetFormerForSequenceClassification, dial: Dial) -> li
     dials, _ = model._dials(dial.heads, 1, progress := model.config.training_progress)
     x_11D = torch.zeros(1, 1, model.config.hidden_size)
     with torch.inference_mode():
-        return [a.allocator(x_11D, None, progress, d) for a, d in zip(model.attentions, dials, strict=True)]
+        return [a.allocator(x_11D, None, progress, d) for a, d in zip(model.attentions, dials, strict=False)]

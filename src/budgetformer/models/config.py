@@ -150,9 +150,14 @@ class BudgetFormerConfig(PreTrainedConfig):
             raise UsageError(f"class_weights has {len(self.class_weights)} values for {self.num_labels} labels")
         if Objective in KINDS[self.kind].parts:
             self.part(Objective).targets(self.num_hidden_layers)
-        if len(self.gates.get("heads", range(self.num_hidden_layers))) != self.num_hidden_layers:
+        for name in ("heads", "groups"):
+            lists = self.gates.get(name)
+            if lists is not None and len(lists) != self.num_hidden_layers:
+                raise UsageError(f"gates.{name}={lists}: give a list for each of {self.num_hidden_layers} layers")
+        if (size := self.gates.get("group_size")) and (self.kind == "ranked" or self.neurons % size):
             raise UsageError(
-                f"gates.heads={self.gates['heads']}: give a list for each of {self.num_hidden_layers} layers"
+                f"gates.group_size={size} with gates of the kind {self.kind!r} and {self.neurons} feed-forward "
+                "neurons: give the kind order and a size that divides them, such as 64"
             )
 
     @property
@@ -164,6 +169,29 @@ class BudgetFormerConfig(PreTrainedConfig):
     def gate(self) -> type[HeadAllocator]:
         """The class of the gates, which declares what they can do."""
         return KINDS[self.kind].gate
+
+    @property
+    def neurons(self) -> int:
+        """Those of a feed-forward layer; `intermediate_size` counts a gated one as what it costs."""
+        return cast("int", (self.base or {}).get("intermediate_size", self.intermediate_size))
+
+    @property
+    def groups(self) -> int:
+        """The groups of feed-forward neurons in a layer that can be left out; 0: all neurons run."""
+        size = self.gates.get("group_size")
+        return self.neurons // size if size else 0
+
+    @property
+    def frozen_groups(self) -> list[int] | None:
+        """How many groups each layer has, where that is settled."""
+        lists = self.gates.get("groups")
+        return None if lists is None else [len(groups) for groups in lists]
+
+    @property
+    def groups_price(self) -> float:
+        """What a layer's groups cost, in FLOPs at `price_tokens`, of all that budgets can leave out there."""
+        attention, inner = 2 * self.hidden_size + self.gates.get("price_tokens", 0), self.intermediate_size
+        return inner / (inner + attention) if self.groups else 0.0
 
     def part(self, options: type[Part]) -> Part:
         """The gates' options of one part of the method, as that part's own dataclass."""

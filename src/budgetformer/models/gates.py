@@ -39,9 +39,11 @@ class FixedShare:
 
 @dataclass(frozen=True)
 class HeadsPerLayer:
-    """The heads of each layer that a frozen model has."""
+    """The heads of each layer that a frozen model has, and its groups of feed-forward neurons (None: all)."""
 
     heads: Sequence[Sequence[int]]
+    groups: Sequence[Sequence[int]] | None = None
+    group_size: int = 0
 
 
 class Kind(NamedTuple):
@@ -123,8 +125,18 @@ def first_budget(heads: int) -> float:
     return 1 - 1 / (4 * heads)
 
 
+def make_groups_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator | None:
+    """A new gate for the groups of a layer's feed-forward neurons; None where they all run."""
+    if not config.groups:
+        return None
+    if config.kind == "frozen":
+        return FrozenHeads(config.groups, config.gates["groups"][layer])
+    # Not quite where heads of the same place are: no two units of a model begin with the same score.
+    return OrderedHeads(config.groups, layer=layer - 0.19, layers=config.num_hidden_layers)
+
+
 def make_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator:
-    """A new gate for one layer."""
+    """A new gate for the heads of one layer."""
     gates, width, heads = config.gates, config.hidden_size, config.num_attention_heads
     place = {"layer": layer, "layers": config.num_hidden_layers}
     if issubclass(config.gate, GatedHeads):

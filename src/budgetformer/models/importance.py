@@ -15,7 +15,7 @@ from torch import Tensor
 
 from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerForSequenceClassification
-from budgetformer.nn.allocation import pool
+from budgetformer.nn.allocation import Allocation, pool
 from budgetformer.nn.objective import task_loss
 from budgetformer.nn.ranking import RankedHeads, thresholds
 
@@ -28,20 +28,23 @@ def rank_heads(
     *,
     ranking: Ranking = "importance",
     seed: int = 0,
-) -> Tensor:
+) -> list[Tensor]:
     """Set the gates' static scores, and the mean input that they depart from.
 
     `importance` is Michel et al.'s: the mean size of the gradient of each text's loss by a head's weight, each layer
-    scaled to length 1. Returns the importance, (L, H); scores are its ranks, evenly spread over (0, 1).
+    scaled to length 1; so too for groups of feed-forward neurons, after the neurons of each layer are sorted by theirs
+    (but for a delta, whose base stays as it is). Returns the importance of each gate's units by their price; scores are
+    its ranks, evenly spread over (0, 1).
     """
     if not model.config.gate.ranks_layers:
         raise UsageError(f"gates of the kind {model.config.kind!r} have no order of heads: give ranked or order")
     model.config.gates["threshold_offsets"] = None
     importance = _measure(model, batches)
     if ranking == "random":
-        importance = torch.rand(importance.shape, generator=torch.Generator().manual_seed(seed))
-    places = importance.flatten().argsort(descending=True).argsort().view_as(importance)
-    scores = 1 - (places + 0.5) / places.numel()
+        drawn = torch.Generator().manual_seed(seed)
+        importance = [torch.rand(len(units), generator=drawn) for units in importance]
+    places = torch.cat(importance).argsort(descending=True).argsort()
+    scores = torch.split(1 - (places + 0.5) / len(places), [len(units) for units in importance])
     with torch.no_grad():
         for gate, score in zip(model.ranked_gates, scores, strict=True):
             gate.score.copy_(score)
@@ -88,26 +91,54 @@ def _pooled_at(model: BudgetFormerForSequenceClassification, batches: Iterable[A
     return [torch.cat(rows) for rows in inputs]
 
 
-def _measure(model: BudgetFormerForSequenceClassification, batches: Iterable[Any]) -> Tensor:
-    """Every head's importance, (L, H); and the gates' `centre` and `scale` set to the inputs that they saw."""
+def _measure(model: BudgetFormerForSequenceClassification, batches: Iterable[Any]) -> list[Tensor]:
+    """The importance of every gate's units; neurons sorted, and the gates' `centre` and `scale` set to their inputs."""
     config, gates = model.config, model.ranked_gates
-    total = torch.zeros(config.num_hidden_layers, config.num_attention_heads)
-    with _recorded(model) as inputs:
+    by_gate: list[list[Tensor]] = [[] for _ in gates]  # slopes of each text's loss by the weights of heads or neurons
+    with _recorded(model) as inputs, _neuron_weights(model):
         for batch in batches:
             fields = _fields(batch, model.device)
             labels = fields.pop("labels")
             out = model(**fields, budget="full")
             loss = task_loss(out.logits, labels, config.task) * len(labels)  # the gradient of every text's
-            slopes = torch.autograd.grad(loss, [a.weights for a in out.allocations])
-            total += torch.stack([slope.abs().sum(dim=0) for slope in slopes]).cpu()
+            weights = [a.weights for a in out.allocations] + [a.groups for a in out.allocations if a.groups is not None]
+            for rows, slope in zip(by_gate, torch.autograd.grad(loss, weights), strict=True):
+                rows.append(slope.cpu())
     for gate, rows in zip(gates, inputs, strict=True):
         if isinstance(gate, RankedHeads):
             pooled_RD = torch.cat(rows)
             gate.centre.copy_(pooled_RD.mean(dim=0))
             size = (pooled_RD - gate.centre).norm(dim=1).mean().clamp(min=1e-6)
             gate.scale.copy_(size * len(gate.centre) ** 0.5)  # so that it learns no faster than static scores
-    length_L1: Tensor = total.norm(dim=1, keepdim=True)
-    return total / length_L1.clamp(min=torch.finfo(torch.float32).tiny)
+    slopes = [torch.cat(rows) for rows in by_gate]
+    for number, module in enumerate(model.feedforwards, config.num_hidden_layers):
+        if not config.delta:
+            order_I = slopes[number].abs().sum(dim=0).argsort(descending=True, stable=True)
+            module.select(order_I)
+            slopes[number] = slopes[number][:, order_I]
+        slopes[number] = slopes[number].view(-1, config.groups, module.size).sum(dim=-1)
+    totals = [slope.abs().sum(dim=0) for slope in slopes]
+    shares = [total / total.norm().clamp(min=torch.finfo(torch.float32).tiny) for total in totals]
+    if (prices := model.prices) is None:
+        return shares
+    by_gate_prices = torch.split(prices.cpu(), [len(share) for share in shares])
+    return [share / price for share, price in zip(shares, by_gate_prices, strict=True)]
+
+
+@contextmanager
+def _neuron_weights(model: BudgetFormerForSequenceClassification) -> Iterator[None]:
+    """Meanwhile every feed-forward neuron has a weight, one, instead of its group."""
+
+    def weights(_: Any, args: Any, allocation: Allocation) -> Allocation:
+        ones = torch.ones(len(args[0]), model.config.neurons, device=model.device, requires_grad=True)
+        return allocation._replace(weights=ones)
+
+    hooks = [module.allocator.register_forward_hook(weights) for module in model.feedforwards]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _fields(batch: Any, device: torch.device) -> dict[str, Tensor]:

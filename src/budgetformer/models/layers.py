@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from budgetformer.models.sites import Budgets
+from budgetformer.models.sites import Budgets, RetrofitFeedForward
 
 
 class Layers(Protocol):
@@ -51,8 +52,14 @@ class PretrainedLayers:
         if self.kind == "modernbert":
             places = torch.arange(hidden_BND.shape[1], device=hidden_BND.device)[None]
             rotary["position_embeddings"] = self.encoder.rotary_emb(hidden_BND, places, module.attention_type)
-        hidden: Tensor = module(hidden_BND, None, budgets=budgets, **rotary)
-        return hidden
+        if not any(isinstance(part, RetrofitFeedForward) for part in module.children()):
+            return cast("Tensor", module(hidden_BND, None, budgets=budgets, **rotary))
+        run: Callable[..., Tensor] = partial(
+            {"distilbert": _distilbert, "modernbert": _modernbert}.get(self.kind, _bert), module
+        )
+        if module.gradient_checkpointing and module.training:
+            return cast("Tensor", module._gradient_checkpointing_func(run, hidden_BND, budgets, rotary))
+        return run(hidden_BND, budgets, rotary)
 
     def classify(self, hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
         model = self.model
@@ -72,3 +79,22 @@ class PretrainedLayers:
             return hidden_BND[:, 0]
         mask = hidden_BND.new_ones(hidden_BND.shape[:2], dtype=torch.bool) if mask_BN is None else mask_BN
         return (hidden_BND * mask[..., None]).sum(dim=1) / mask.sum(dim=1, keepdim=True)
+
+
+# A layer's `forward` hands budgets to its attention alone; these hand them to its feed-forward part too.
+def _bert(layer: Any, hidden: Tensor, budgets: Budgets, _: Mapping[str, Any]) -> Tensor:
+    attended = layer.attention(hidden, None, budgets=budgets)[0]
+    out: Tensor = layer.output(layer.intermediate(attended, budgets), attended)
+    return out
+
+
+def _distilbert(layer: Any, hidden: Tensor, budgets: Budgets, _: Mapping[str, Any]) -> Tensor:
+    attended = layer.sa_layer_norm(layer.attention(hidden, budgets=budgets)[0] + hidden)
+    out: Tensor = layer.output_layer_norm(layer.ffn(attended, budgets) + attended)
+    return out
+
+
+def _modernbert(layer: Any, hidden: Tensor, budgets: Budgets, rotary: Mapping[str, Any]) -> Tensor:
+    attended: Tensor = hidden + layer.attn(layer.attn_norm(hidden), budgets=budgets, **rotary)[0]
+    out: Tensor = attended + layer.mlp(layer.mlp_norm(attended), budgets)
+    return out

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, cast
 
@@ -24,15 +25,16 @@ from budgetformer.exits import AfterStage
 from budgetformer.models.bases import align_weights, base_hash, check_weights, load_base
 from budgetformer.models.checks import check_ids, check_labels
 from budgetformer.models.config import BudgetFormerConfig as BudgetFormerConfig
-from budgetformer.models.gates import first_budget, make_gate
+from budgetformer.models.gates import first_budget, make_gate, make_groups_gate
 from budgetformer.models.layers import Layers, PretrainedLayers
 from budgetformer.models.native import NativeBase, init_native
-from budgetformer.models.sites import BiasOnly, Budgets, replace_attention, restore_attention, set_dropout
+from budgetformer.models.sites import BiasOnly, Budgets, replace_sites, restore_plain, set_dropout
 from budgetformer.models.stages import Staged, Stages
 from budgetformer.nn.allocation import Allocation, Budget, GatedHeads, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.encoder import padding_mask
 from budgetformer.nn.exploration import Exploration
+from budgetformer.nn.feedforward import BudgetedFeedForward
 from budgetformer.nn.objective import (
     Objective,
     allocation_losses,
@@ -86,6 +88,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
                     module._is_hf_initialized = True  # type: ignore[assignment]
         self.stages = Stages(config)
         self.attentions = [m for m in self.modules() if isinstance(m, BudgetedAttention | BiasOnly)]  # by layer
+        self.feedforwards = [m for m in self.modules() if isinstance(m, BudgetedFeedForward)]  # where they have gates
         self.post_init()  # type: ignore[no-untyped-call]
         if config.gate.ranks_layers and not config.part(RankingOptions).learn_order:
             for gate in self.ranked_gates:
@@ -96,13 +99,23 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
 
     @property
     def ranked_gates(self) -> list[ScoredHeads]:
-        """The gates that rank heads across layers, first layer first; empty for other kinds."""
-        return [a.allocator for a in self.attentions if isinstance(a.allocator, ScoredHeads)]
+        """The gates that rank units across layers: of heads, first layer first, then of groups; none of other kinds."""
+        gates = [part.allocator for part in (*self.attentions, *self.feedforwards)]
+        return [gate for gate in gates if isinstance(gate, ScoredHeads)]
 
     @property
     def order(self) -> Tensor:
-        """The heads' static scores, comparable across layers. (L, H)."""
-        return torch.stack([gate.score for gate in self.ranked_gates])
+        """The static scores of all units, gate by gate, comparable across layers. (U,)."""
+        return torch.cat([gate.score for gate in self.ranked_gates])
+
+    @property
+    def prices(self) -> Tensor | None:
+        """What each unit costs of a layer, gate by gate, (U,); None: all the same."""
+        if not (price := self.config.groups_price):
+            return None
+        gates = [1 - price] * len(self.attentions) + [price] * len(self.feedforwards)
+        sizes = [gate.num_heads for gate in self.ranked_gates]
+        return torch.tensor([p / n for p, n in zip(gates, sizes, strict=True) for _ in range(n)], device=self.device)
 
     def update_centres(self, total: Callable[[Tensor], Tensor]) -> None:
         """Let the gates' mean inputs follow the layers below: for a training loop, once per step."""
@@ -163,8 +176,9 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
             if self.config.exits and staged.stage_logits is not None:
                 parts |= self.stages.losses(staged.stage_logits, labels, progress, **self._task_options(staged.logits))
             if share_B is not None:
-                options, flops_B = self.config.part(RankingOptions), self._attention_flops(input_ids, mask_BN)
-                parts |= ranked_losses(staged.allocations, share_B, flops_B, options, progress)
+                options, flops_B = self.config.part(RankingOptions), self._layer_flops(input_ids, mask_BN)
+                price = self.config.groups_price
+                parts |= ranked_losses(staged.allocations, share_B, flops_B, options, progress, price)
             parts |= self._distillation(staged, teacher_logits, teacher_states, mask_BN)
             loss = torch.stack(tuple(parts.values())).sum()
         exits = staged.exits if self.config.exits else None
@@ -222,21 +236,23 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         return self.stages(layers, ids_BN, embedded, segments_BN, budgets, **options)  # type: ignore[no-any-return]
 
     def _dials(self, dial: Dial, batch: int, progress: float) -> tuple[Sequence[Budget], Tensor | None]:
-        """Each layer's dial; where heads are ranked, in training, the shares of heads that were drawn too."""
-        layers = self.config.num_hidden_layers
+        """Each gate's dial; where heads are ranked, in training, the shares that were drawn too."""
+        layers = self.config.num_hidden_layers * (2 if self.config.groups else 1)
         if not self.config.gate.ranks_layers:
             return [dial] * layers, None
         options = self.config.part(RankingOptions)
         if self.training:
-            threshold, share_B = draw_budgets(self.order, batch, options, progress)
+            threshold, share_B = draw_budgets(self.order, batch, options, progress, self.prices)
             return [threshold] * layers, share_B
-        return resolve_budget(dial, self.order, options.target(progress), options.threshold_offsets), None
+        scores = [gate.score for gate in self.ranked_gates]
+        return resolve_budget(dial, scores, options.target(progress), options.threshold_offsets, self.prices), None
 
-    def _attention_flops(self, ids_BN: Tensor, mask_BN: Tensor | None) -> Tensor:
-        """Those of one layer with all heads. -> (B,)."""
+    def _layer_flops(self, ids_BN: Tensor, mask_BN: Tensor | None) -> Tensor:
+        """Those of all units of one layer. -> (B,)."""
         (B, N), D = ids_BN.shape, self.config.hidden_size
         n_B = torch.full((B,), float(N), device=ids_BN.device) if mask_BN is None else mask_BN.sum(dim=1).float()
-        return 8 * n_B * D * D + 4 * n_B**2 * D
+        groups_B = 4 * n_B * D * self.config.intermediate_size if self.config.groups else 0
+        return 8 * n_B * D * D + 4 * n_B**2 * D + groups_B
 
     def keep_base(self, fresh: Sequence[str] = ()) -> None:
         """Train gates and classifier only, and save them only; `fresh` names encoder weights that the base lacks."""
@@ -254,15 +270,15 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         for name in ("id2label", "label2id", "problem_type"):
             setattr(base, name, getattr(self.config, name))
         model: PreTrainedModel = AutoModelForSequenceClassification.from_config(base)
-        restore_attention(self.base, model)
+        restore_plain(self.base, model)
         model.train(self.training)
         return model
 
     def freeze(self, budget: float) -> PreTrainedModel:
-        """A static model with this share of all heads, those with the highest static scores: no gates, no routing.
+        """A static model with the units of the highest static scores that cost this share together: no gates.
 
-        With all heads it is an ordinary model of the base's architecture. With fewer it is ours: these architectures
-        fix the size of a head to width / heads, so their own code cannot hold fewer.
+        With all of them it is an ordinary model of the base's architecture. With fewer it is ours: these architectures
+        fix the size of a head to width / heads and give all layers one width.
         """
         if not self.config.gate.ranks_layers:
             raise UsageError(
@@ -270,12 +286,14 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
                 "with --base and gates of the kind ranked or order"
             )
         if not 0 <= budget <= 1:
-            raise UsageError(f"budget {budget:g} is outside [0, 1]: it is the share of heads that are kept")
+            raise UsageError(f"budget {budget:g} is outside [0, 1]: it is the share of heads' cost that is kept")
         if budget == 1 and not self.config.exits:
             return self.plain()
-        threshold = resolve_budget(Dial("mean", budget), self.order, None)[0].threshold
-        config = copy.deepcopy(self.config)
-        config.gates = {"kind": "frozen", "heads": [row.nonzero().flatten().tolist() for row in self.order > threshold]}
+        threshold = resolve_budget(Dial("mean", budget), [self.order], None, prices=self.prices)[0].threshold
+        config, layers = copy.deepcopy(self.config), self.config.num_hidden_layers
+        units = [(gate.score > threshold).nonzero().flatten().tolist() for gate in self.ranked_gates]
+        config.gates = {"kind": "frozen", "heads": units[:layers], "groups": units[layers:] or None,
+                        "group_size": config.gates["group_size"]}  # fmt: skip
         config.delta = False
         frozen = BudgetFormerForSequenceClassification(config, self.plain())
         frozen.stages.load_state_dict(self.stages.state_dict())
@@ -363,7 +381,7 @@ def _retrofitted(config: BudgetFormerConfig, model: PreTrainedModel | None) -> P
         base.num_labels = config.labels
         model = cast("PreTrainedModel", AutoModelForSequenceClassification.from_config(base))
     gain = first_budget(config.num_attention_heads) if config.gate is LearnedHeads else 1.0
-    replace_attention(model, lambda layer: make_gate(config, layer), gain)
+    replace_sites(model, partial(make_gate, config), partial(make_groups_gate, config), gain)
     set_dropout(model, config.dropout, config.attention_dropout)
     return model
 

@@ -1,13 +1,15 @@
 """The attention modules of a Hugging Face encoder, replaced by ours: the same weights, a budget of heads.
 
-Only self-attention and its output projection are replaced; residual sums, norms and everything else stay the model's.
+Only self-attention and its output projection are replaced, and feed-forward layers where their groups of neurons have
+gates; residual sums, norms and everything else stay the model's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from torch import Tensor, nn
 from budgetformer.errors import ModelError
 from budgetformer.nn.allocation import Allocation, Budget, HeadAllocator
 from budgetformer.nn.attention import BudgetedAttention
+from budgetformer.nn.feedforward import BudgetedFeedForward
 from budgetformer.nn.ranking import FrozenHeads
 from budgetformer.nn.selective import Positions
 
@@ -27,14 +30,15 @@ class Budgets:
 
     mask: Tensor | None
     progress: float
-    dials: Sequence[Budget]  # one per layer
+    dials: Sequence[Budget]  # one per layer, then one per layer for its groups of neurons
     map_heads: Mapping[int, Sequence[int]] = field(default_factory=dict)
     allocations: dict[int, Allocation] = field(default_factory=dict)
+    groups: dict[int, Tensor] = field(default_factory=dict)  # their weights, (B, G), by layer
     maps: dict[int, Tensor] = field(default_factory=dict)
 
     def with_mask(self, mask: Tensor | None) -> Budgets:
         """The same for a part of the batch."""
-        return replace(self, mask=mask, allocations={})
+        return replace(self, mask=mask, allocations={}, groups={})
 
 
 class Site(NamedTuple):
@@ -83,6 +87,31 @@ class RetrofitAttention(nn.Module):
         return self.after(y_BND), None
 
 
+class FeedForwardSite(NamedTuple):
+    """Where a layer's feed-forward part is, what it is made of, and how to replace it."""
+
+    inner: nn.Linear
+    outer: nn.Linear
+    activation: nn.Module
+    dropout: nn.Module | None  # of the neurons
+    after: nn.Module
+    replace: Callable[[nn.Module], None]
+
+
+class RetrofitFeedForward(nn.Module):
+    """BudgetedFeedForward in the place, and with the weights, of a pretrained feed-forward layer."""
+
+    def __init__(self, layer: int, core: BudgetedFeedForward, after: nn.Module) -> None:
+        super().__init__()
+        self.layer, self.core, self.after = layer, core, after
+
+    def forward(self, hidden_states: Tensor, budgets: Budgets) -> Tensor:
+        dial = budgets.dials[len(budgets.dials) // 2 + self.layer]
+        y_BND, budgets.groups[self.layer] = self.core(hidden_states, budgets.mask, budgets.progress, dial)
+        out: Tensor = self.after(y_BND)
+        return out
+
+
 class BiasOnly(nn.Module):
     """What is left of an attention without heads: the bias of its output projection."""
 
@@ -109,12 +138,21 @@ def check_supported(config: Any) -> None:
         raise ModelError(f"this {kind} is a decoder: retrofit takes encoders, which see the text in both directions")
 
 
-def replace_attention(model: nn.Module, make: Callable[[int], HeadAllocator], gain: float = 1.0) -> None:
-    """Put a RetrofitAttention at every site, with the weights that are there; frozen heads take theirs alone.
+def replace_sites(
+    model: nn.Module,
+    make: Callable[[int], HeadAllocator],
+    make_groups: Callable[[int], HeadAllocator | None],
+    gain: float = 1.0,
+) -> None:
+    """Put our modules at every site, with the weights that are there; frozen heads and groups take theirs alone.
 
-    `make` gives a layer's allocator. `gain`: every head's initial gate weight; W_O is divided by it, so the output is
-    unchanged.
+    `make` gives a layer's allocator of heads, `make_groups` that of its groups of neurons, or None. `gain`: every
+    head's initial gate weight; W_O is divided by it, so the output is unchanged.
     """
+    for layer, part in enumerate(list(_feedforward_sites(model))):
+        if (gate := make_groups(layer)) is not None:
+            feedforward = BudgetedFeedForward(gate, part.inner, part.outer, part.activation, part.dropout)
+            part.replace(RetrofitFeedForward(layer, feedforward, part.after))
     for layer, site in enumerate(list(_sites(model))):
         allocator = make(layer)
         held = allocator.heads if isinstance(allocator, FrozenHeads) else None
@@ -170,9 +208,9 @@ def join_heads(site: Site, heads: int) -> tuple[Tensor, Tensor]:
     return weights.flatten(0, 2).contiguous(), biases.flatten().contiguous()
 
 
-def restore_attention(model: nn.Module, plain: nn.Module) -> None:
-    """Write a retrofitted model's weights back into an ordinary one of the same shape, all heads at weight 1."""
-    sites = list(_sites(plain))
+def restore_plain(model: nn.Module, plain: nn.Module) -> None:
+    """Write a retrofitted model's weights back into an ordinary one of the same shape, all units at weight 1."""
+    sites, feedforwards = list(_sites(plain)), list(_feedforward_sites(plain))
     state = {k: v for k, v in model.state_dict().items() if ".core." not in k}
     _, unexpected = plain.load_state_dict(state, strict=False)
     assert not unexpected, unexpected
@@ -189,6 +227,9 @@ def restore_attention(model: nn.Module, plain: nn.Module) -> None:
             site.out.weight.copy_(core.out.weight)
             if site.out.bias is not None:
                 site.out.bias.copy_(core.out.bias)
+    for module in (part for part in model.modules() if isinstance(part, RetrofitFeedForward)):
+        feedforwards[module.layer].inner.load_state_dict(module.core.inner.state_dict())
+        feedforwards[module.layer].outer.load_state_dict(module.core.outer.state_dict())
 
 
 def _sites(model: nn.Module) -> Iterator[Site]:
@@ -235,3 +276,25 @@ def _modernbert_site(parent: nn.Module, name: str, layer: Any) -> Site:
     return Site(
         q, k, v, layer.Wo, layer.attention_dropout, layer.out_drop, window, lambda module: setattr(parent, name, module)
     )  # fmt: skip
+
+
+def _feedforward_sites(model: nn.Module) -> Iterator[FeedForwardSite]:
+    """Every feed-forward part of a pretrained encoder, first layer first. Modules are known by what they hold."""
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            held, part, put = set(dict(child.named_children())), cast("Any", child), partial(setattr, parent, name)
+            if {"intermediate", "output"} <= held and hasattr(part.intermediate, "dense"):
+                yield _bert_feedforward(part)
+            elif {"lin1", "lin2"} <= held:
+                yield FeedForwardSite(part.lin1, part.lin2, part.activation, None, part.dropout, put)
+            elif {"Wi", "Wo"} <= held:
+                yield FeedForwardSite(part.Wi, part.Wo, part.act, part.drop, nn.Identity(), put)
+
+
+def _bert_feedforward(layer: Any) -> FeedForwardSite:
+    inner, outer, activation = layer.intermediate.dense, layer.output.dense, layer.intermediate.intermediate_act_fn
+
+    def replace(module: nn.Module) -> None:  # residual sum, dropout and norm stay in `output`
+        layer.intermediate, layer.output.dense = module, nn.Identity()
+
+    return FeedForwardSite(inner, outer, activation, None, nn.Identity(), replace)

@@ -161,7 +161,8 @@ class Stages(nn.Module):
                 break
             hidden = layers.embed(rows.ids, rows.segments) if rows.hidden is None else rows.hidden
             rows.hidden = hidden = layers.run_layer(layer, hidden, rows.budgets)
-            result.allocations.append(_spread(rows.budgets.allocations[layer], rows.place, B))
+            allocation = rows.budgets.allocations[layer]._replace(groups=rows.budgets.groups.get(layer))
+            result.allocations.append(_spread(allocation, rows.place, B))
             if states:
                 result.states.append(hidden)
             if layer + 1 == exits.depths[stage] and stage < len(exits.depths) - 1:
@@ -236,7 +237,8 @@ class _Result:
         while len(self.allocations) < config.num_hidden_layers:  # layers that no sample reached
             none_BH = torch.zeros(B, config.num_attention_heads, device=device)
             zero_B = none_BH[:, 0]
-            self.allocations.append(Allocation(zero_B, none_BH, zero_B.long(), none_BH.bool(), none_BH))
+            groups = torch.zeros(B, config.groups, device=device) if config.groups else None
+            self.allocations.append(Allocation(zero_B, none_BH, zero_B.long(), none_BH.bool(), none_BH, groups))
         assert self.logits is not None
         several = self.complete and len(self.stages) > 1
         stages = torch.stack([logits.float() for logits in self.stages], dim=1) if several else None

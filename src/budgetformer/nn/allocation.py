@@ -37,6 +37,7 @@ class Allocation(NamedTuple):
     heads: Tensor  # k, (B,) int64
     active: Tensor  # (B, H) bool
     weights: Tensor | None  # w, (B, H) fp32
+    groups: Tensor | None = None  # the weights of the layer's groups of feed-forward neurons, (B, G), 0 or 1
 
 
 class LayerThreshold(NamedTuple):

@@ -119,14 +119,21 @@ def allocation_losses(allocations: Sequence[Allocation], objective: Objective, b
 
 
 def ranked_losses(
-    allocations: Sequence[Allocation], share_B: Tensor, flops_B: Tensor, options: RankingOptions, progress: float
+    allocations: Sequence[Allocation],
+    share_B: Tensor,
+    flops_B: Tensor,
+    options: RankingOptions,
+    progress: float,
+    groups_price: float = 0.0,
 ) -> dict[str, Tensor]:
-    """What holds ranked heads to the shares that were asked for (NaN: to none), and the price on executed FLOPs.
+    """What holds ranked units to the shares that were asked for (NaN: to none), and the price on executed FLOPs.
 
     Samples at the target may make up for each other, as it is a mean over inputs; those at a drawn share may not.
-    `flops_B` are those of one layer's attention with all heads.
+    `flops_B` are those of one layer with all its units, of which its groups of neurons cost the share `groups_price`.
     """
     executed_B = torch.stack([a.budget for a in allocations]).mean(dim=0)
+    if groups := [a.groups.mean(dim=1) for a in allocations if a.groups is not None]:
+        executed_B = executed_B.lerp(torch.stack(groups).mean(dim=0), groups_price)
     gap_B, target = executed_B - share_B, options.target(progress)
     at_target_B = share_B == (float("nan") if target is None else target)
     squares = gap_B[~at_target_B & ~share_B.isnan()].square().sum()

@@ -3,7 +3,10 @@
 Every head has a static score, comparable between layers, and what the input adds to it. Heads above a threshold run at
 their full weight, so a layer may get none. The right threshold on the static scores keeps any share of all heads.
 
-Shapes: B samples, N tokens, D model width, H heads, L layers. `mask` is padding: True on real tokens.
+Groups of feed-forward neurons may join the order, by gates of the same class whose heads they are. Heads and groups are
+the units of a model; they have prices, and a share is one of all prices.
+
+Shapes: B samples, N tokens, D model width, H heads, U units of all gates. `mask` is padding: True on real tokens.
 """
 
 from __future__ import annotations
@@ -40,20 +43,22 @@ ThresholdOffsets = Sequence[Sequence[float]]  # (heads kept in the model, offset
 class RankingOptions:
     """How ranked heads are trained, and what they do without a dial."""
 
-    target_budget: float | None = 0.5  # the share of heads that `learned` keeps; None: scores above 0
+    target_budget: float | None = 0.5  # the share of prices that `learned` keeps; None: scores above 0
     target_weight: float = 1.0
     cost_weight: float = 0.0  # a price on executed FLOPs
     learn_order: bool = True  # False keeps the static order that training began with
     budget_low: float = 0.1  # training draws budgets from here to 1 for half of the samples; 1: draws none
     ramp: float = 0.3  # the progress over which budgets fall from 1 to what is asked for
     renormalize: bool = False  # spread the dropped heads' weight over the kept ones
+    group_size: int = 0  # feed-forward neurons that are left out together, such as 64; 0: they all run
+    price_tokens: int = 128  # the length of text at which heads and groups are priced
     threshold_offsets: ThresholdOffsets | None = None  # so that mean:X executes X; see models.importance
 
     def __post_init__(self) -> None:
         for name in ("budget_low", "ramp", "target_budget"):
             if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
                 raise UsageError(f"{name}={value}: give a number in [0, 1]")
-        for name in ("target_weight", "cost_weight"):
+        for name in ("target_weight", "cost_weight", "group_size", "price_tokens"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}: give a number that is not negative")
 
@@ -66,12 +71,12 @@ class RankingOptions:
         return None if self.target_budget is None else self.ramped_share(self.target_budget, progress)
 
 
-def thresholds(scores_LH: Tensor, offsets: ThresholdOffsets | None = None) -> Tensor:
-    """Entry k is the threshold that keeps the k highest of all static scores. -> (heads of all layers + 1,).
+def thresholds(scores: Tensor, offsets: ThresholdOffsets | None = None) -> Tensor:
+    """Entry k is the threshold that keeps the k highest of all static scores. -> (U + 1,).
 
     `offsets` move the thresholds where inputs depart from the static scores.
     """
-    falling = scores_LH.detach().float().flatten().sort(descending=True).values
+    falling = scores.detach().float().flatten().sort(descending=True).values
     ends = falling.new_tensor([float("inf"), float("-inf")])
     table = torch.cat([ends[:1], (falling[1:] + falling[:-1]) / 2, ends[1:]])
     if offsets:
@@ -84,43 +89,58 @@ def thresholds(scores_LH: Tensor, offsets: ThresholdOffsets | None = None) -> Te
     return table
 
 
-def threshold_at(share_B: Tensor, table: Tensor) -> Tensor:
-    """The threshold that keeps this share of all heads by their static scores. (B,) -> (B, 1)."""
-    return table[(share_B * (len(table) - 1) + ROUNDING_SLACK).long()][:, None]
+def cumulative_prices(scores: Tensor, prices: Tensor | None) -> Tensor | None:
+    """What the k units with the highest scores cost together, as a share of all, for every k. -> (U,), ascending."""
+    if prices is None:
+        return None
+    paid = prices.double()[scores.detach().float().flatten().sort(descending=True).indices].cumsum(dim=0)
+    return (paid / paid[-1]).float()
+
+
+def threshold_at(share_B: Tensor, table: Tensor, paid_U: Tensor | None = None) -> Tensor:
+    """The threshold that keeps as many units as cost this share together; None: all cost the same. (B,) -> (B, 1)."""
+    if paid_U is None:
+        return table[(share_B * (len(table) - 1) + ROUNDING_SLACK).long()][:, None]
+    return table[torch.searchsorted(paid_U, share_B + ROUNDING_SLACK, right=True)][:, None]
 
 
 def resolve_budget(
-    dial: Dial, scores_LH: Tensor, target: float | None, offsets: ThresholdOffsets | None = None
+    dial: Dial,
+    scores: Sequence[Tensor] | Tensor,
+    target: float | None,
+    offsets: ThresholdOffsets | None = None,
+    prices: Tensor | None = None,
 ) -> list[LayerThreshold]:
-    """The dial resolved for each layer. `target` is the share that `learned` keeps; None: scores above 0.
+    """The dial resolved for each gate, by its scores. `target` is the share that `learned` keeps; None: scores above 0.
 
-    `mean` gives all layers one threshold: the share is a mean over inputs. `fixed` and `max` give each layer the number
+    `mean` gives all gates one threshold: the share is a mean over inputs. `fixed` and `max` give each gate the number
     that the static order gives it, to every input or as a ceiling: a layer may get fewer than its gate asks.
     """
-    table = thresholds(scores_LH, offsets)
+    every = torch.cat(list(scores))
+    table, paid = thresholds(every, offsets), cumulative_prices(every, prices)
     shares = torch.tensor([1.0 if target is None else target, 1.0 if dial.value is None else dial.value])
-    learned, limit = threshold_at(shares.to(table.device), table)[:, 0].tolist()
+    learned, limit = threshold_at(shares.to(table.device), table, paid)[:, 0].tolist()
     learned = 0.0 if target is None else learned
     threshold = {"full": float("-inf"), "learned": learned, "random": learned, "max": learned}.get(dial.mode, limit)
-    if dial.mode in ("fixed", "max"):  # they count heads, by the static order
-        limit = float(threshold_at(shares[1:].to(table.device), thresholds(scores_LH)))
-        return [LayerThreshold(dial.mode, threshold, quota) for quota in (scores_LH > limit).sum(dim=1).tolist()]
-    return [LayerThreshold(dial.mode, threshold)] * len(scores_LH)
+    if dial.mode in ("fixed", "max"):  # they count units, by the static order
+        limit = float(threshold_at(shares[1:].to(table.device), thresholds(every), paid))
+        return [LayerThreshold(dial.mode, threshold, int((score > limit).sum())) for score in scores]
+    return [LayerThreshold(dial.mode, threshold)] * len(scores)
 
 
 def draw_budgets(
-    scores_LH: Tensor, batch: int, options: RankingOptions, progress: float
+    scores: Tensor, batch: int, options: RankingOptions, progress: float, prices: Tensor | None = None
 ) -> tuple[LayerThreshold, Tensor]:
-    """What a step of training asks for: thresholds (B, 1), and the shares of heads (B,), NaN where the price decides.
+    """What a step of training asks for: thresholds (B, 1), and the shares of prices (B,), NaN where the price decides.
 
     Half of the samples get the target, the others a drawn share.
     """
-    table, target = thresholds(scores_LH), options.target(progress)
+    table, paid, target = thresholds(scores), cumulative_prices(scores, prices), options.target(progress)
     low = options.ramped_share(options.budget_low, progress)
     drawn_B = low + (1 - low) * torch.rand(batch, device=table.device) ** 2  # few heads are harder to learn
     at_target_B = torch.rand(batch, device=table.device) < 0.5
     share_B = torch.where(at_target_B, float("nan") if target is None else target, drawn_B)
-    threshold_B1 = torch.where(share_B.isnan()[:, None], 0.0, threshold_at(share_B.nan_to_num(1.0), table))
+    threshold_B1 = torch.where(share_B.isnan()[:, None], 0.0, threshold_at(share_B.nan_to_num(1.0), table, paid))
     return LayerThreshold("learned", threshold_B1), share_B
 
 
@@ -133,7 +153,7 @@ class ScoredHeads(HeadAllocator):
 
     ranks_layers = True
 
-    def __init__(self, num_heads: int, *, layer: int = 0, layers: int = 1, renormalize: bool = False) -> None:
+    def __init__(self, num_heads: int, *, layer: float = 0, layers: int = 1, renormalize: bool = False) -> None:
         super().__init__(num_heads)
         self.renormalize = renormalize
         self.score = nn.Parameter(1 - (torch.arange(num_heads) * layers + layer + 0.5) / (num_heads * layers))

@@ -171,6 +171,9 @@ def heads(run: Results) -> Section:
         ["spread between texts (std)", *(format_decimal(s, 2) for s in s_std)],
     ]
     meaning = "s is what the budget net asks for, from 0 to 1; rounding it to whole heads, with a minimum, gives k."
+    if "groups" in budget:
+        rows.append(_heat("feed-forward groups", budget["groups_run_per_layer"]))
+        note += f" Groups: those of {budget['groups']} in each feed-forward layer that ran."
     tables = [
         Table("l" + "c" * (len(layers) + 1), ["", *columns, "mean"], rows, "Heads run", note, marked=0),
         Table("l" + "r" * len(layers), ["", *columns], asked, "Budget asked for", meaning),
@@ -265,8 +268,8 @@ def flops(run: Results) -> Section:
     note = f"Counted, two FLOPs per multiply-accumulate, at the real lengths (mean {tokens} tokens)."
     lead = (
         f"A text costs {format_flops(ours)} FLOPs instead of {format_flops(dense)}, {format_percent(ours / dense)} of "
-        f"the dense twin; attention is {format_percent(share)} of a dense text's cost at these lengths, so no head "
-        f"budget could go below {format_percent(1 - share)}."
+        f"the dense twin; attention is {format_percent(share)} of a dense text's cost at these lengths"
+        + ("." if "groups" in run.final.budget else f", so no head budget could go below {format_percent(1 - share)}.")
     )
     head = ["this model", "dense twin", "ratio"]
     twin = run.twin.cost["papers_count_per_text"] if run.twin else None

@@ -323,7 +323,7 @@ class Run:
         """Write ONNX graphs that are checked against the model, on `rows` or on rows that the run kept back.
 
         `int8` is static (scales from held-out rows; True where that can be), dynamic (scales by batch) or False.
-        With format "torch": a static model with the best heads, where `budget` is the share of all heads (0.5).
+        With format "torch": a static model with the best heads (and feed-forward groups); `budget`: their cost (0.5).
         """
         files = tokenizer_files(self.folder)
         if format == "torch":
@@ -337,9 +337,10 @@ class Run:
             raise UsageError(f"--format {format!r}: give onnx or torch")
         import torch
 
-        from budgetformer.export.run import check_target, choose_scales, export_model
+        from budgetformer.export.run import check_target, choose_scales, export_model, narrowed
 
-        dial, model = self.budget(budget), self.model
+        dial = self.budget(budget)
+        model = narrowed(self.model, dial)
         check_target(model, Path(target), dial)
         scales = choose_scales(model, dial, int8)
         torch.nn.Module.float(model)
@@ -353,7 +354,7 @@ class Run:
         return export_model(model, files, record, Path(target), dial=dial, int8=scales, rows=chosen, beside=beside)
 
     def _share(self, budget: str | float | Dial) -> float:
-        """The share of all heads that a budget asks to keep: a number, or mean:X."""
+        """The share of the cost of all units that a budget asks to keep: a number, or mean:X."""
         with suppress(TypeError, ValueError):
             return float(budget)  # type: ignore[arg-type]
         dial = self.budget(budget)

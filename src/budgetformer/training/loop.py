@@ -322,9 +322,9 @@ class Fit:
             raise self._diverged(self.state.step, "the answers to validation rows are no numbers")
         assert scores is not None
         # Rows that other processes evaluated are zero here; not every back end can sum int16.
-        parts = {name: getattr(scores, name) for name in ("logits", "budget", "entropy", "exits")}
-        parts = {name: value for name, value in parts.items() if value is not None}
-        parts["heads"] = scores.heads.astype(np.int32)
+        names, counts = ("logits", "budget", "entropy", "exits", "heads", "groups"), ("heads", "groups")
+        every = {name: getattr(scores, name) for name in names}
+        parts = {n: v.astype(np.int32) if n in counts else v for n, v in every.items() if v is not None}
         merged: Any = {name: value.numpy() for name, value in self._reduced(parts).items()}
         return summarize(replace(scores, **merged), self.model.config.spec, split="validation", dial=dial)
 

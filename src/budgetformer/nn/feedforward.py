@@ -1,0 +1,102 @@
+"""A feed-forward layer whose neurons are in groups of neighbours, which are left out as heads are.
+
+Shapes: B samples, N tokens, D model width, I neurons, G groups. `mask` is padding: True on real tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from budgetformer.nn.allocation import Budget, HeadAllocator
+from budgetformer.nn.ranking import FrozenHeads
+
+
+class BudgetedFeedForward(nn.Module):
+    """outer(activation(inner(x))) with the groups of neurons that `allocator` allows each sample; they are its heads.
+
+    In a gated linear unit, activation(a) * b, `inner` has the rows of all a before those of all b.
+    """
+
+    def __init__(
+        self,
+        allocator: HeadAllocator,
+        inner: nn.Linear,
+        outer: nn.Linear,
+        activation: Callable[[Tensor], Tensor],
+        gate_dropout: nn.Module | None = None,
+    ) -> None:
+        super().__init__()
+        self.allocator, self.inner, self.outer, self.activation = allocator, inner, outer, activation
+        self.dropout = gate_dropout or nn.Identity()  # of the neurons
+        self.parts = len(inner.weight) // outer.weight.shape[1]  # 2: a gated linear unit
+        self.size = outer.weight.shape[1] // allocator.num_heads  # of a group
+        if isinstance(allocator, FrozenHeads):
+            groups = torch.tensor(allocator.heads, dtype=torch.long)
+            self.select((groups[:, None] * self.size + torch.arange(self.size)).flatten())
+
+    def forward(
+        self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Allocate groups and evaluate them. -> (B, N, D) and the groups' weights, (B, G)."""
+        allocation = self.allocator(x_BND, mask_BN, progress, dial)
+        active_BG, weights_BG = allocation.active, allocation.weights
+        if weights_BG is None:
+            return self.evaluate(x_BND, None), active_BG.float()
+        if self.training or torch.is_grad_enabled() or bool((active_BG != active_BG[:1]).any()):
+            return self.evaluate(x_BND, weights_BG), weights_BG
+        return self.evaluate_active(x_BND, active_BG[0].tolist()), weights_BG
+
+    def evaluate(self, x_BND: Tensor, weights_BG: Tensor | None) -> Tensor:
+        """The definition: all neurons are computed, then multiplied by their groups' weights. -> (B, N, D)."""
+        if not self.outer.weight.shape[1]:
+            return self._bias(x_BND)
+        h_BNI = self._activate(self.inner(x_BND))
+        if weights_BG is not None:
+            weights_BI = weights_BG.repeat_interleave(h_BNI.shape[-1] // weights_BG.shape[1], dim=1)
+            h_BNI = h_BNI * weights_BI[:, None].to(h_BNI.dtype)
+        out: Tensor = self.outer(h_BNI)
+        return out
+
+    def evaluate_active(self, x_BND: Tensor, active: Sequence[bool]) -> Tensor:
+        """The same where all samples use the same groups, at weight 1: neighbours together, on views of the weights."""
+        y_BND = None
+        for on, run in groupby(range(len(active)), active.__getitem__):
+            if on:
+                first, *_, last = [*run] * 2
+                neurons = slice(first * self.size, (last + 1) * self.size)
+                bias = None if self.inner.bias is None else self._rows(self.inner.bias, neurons)
+                h = self._activate(F.linear(x_BND, self._rows(self.inner.weight, neurons), bias))
+                part_BND = F.linear(h, self.outer.weight[:, neurons], self.outer.bias if y_BND is None else None)
+                y_BND = part_BND if y_BND is None else y_BND.add_(part_BND)
+        return self._bias(x_BND) if y_BND is None else y_BND
+
+    def select(self, neurons: Tensor) -> None:
+        """Go on with these neurons, in this order; of all of them, it changes nothing of what they compute."""
+        neurons, trained = neurons.to(self.outer.weight.device), self.outer.weight.requires_grad
+        for name, rows in list(self.inner.named_parameters()):
+            chosen = nn.Parameter(self._rows(rows.detach(), neurons), requires_grad=rows.requires_grad)
+            setattr(self.inner, name, chosen)
+        self.outer.weight = nn.Parameter(self.outer.weight.detach()[:, neurons], requires_grad=trained)
+        self.inner.out_features, self.outer.in_features = self.parts * len(neurons), len(neurons)
+
+    def _rows(self, inner: Tensor, neurons: Tensor | slice) -> Tensor:
+        """Those of some neurons; without a copy for a slice where there is one part."""
+        return inner.view(self.parts, -1, *inner.shape[1:])[:, neurons].flatten(0, 1)
+
+    def _activate(self, h: Tensor) -> Tensor:
+        if self.parts == 2:
+            a, b = h.chunk(2, dim=-1)
+            h = self.activation(a) * b
+        else:
+            h = self.activation(h)
+        out: Tensor = self.dropout(h)
+        return out
+
+    def _bias(self, x_BND: Tensor) -> Tensor:
+        """What is left without neurons."""
+        return torch.zeros_like(x_BND) if self.outer.bias is None else self.outer.bias.expand_as(x_BND)

@@ -1,0 +1,207 @@
+"""Groups of feed-forward neurons in one order with the heads: every architecture, exits, frozen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import pytest
+import torch
+
+from budgetformer.cost.flops import Shape, count
+from budgetformer.engine.scores import score
+from budgetformer.engine.torch import TorchEngine
+from budgetformer.errors import UsageError
+from budgetformer.evaluate import summarize
+from budgetformer.models.bases import base_hash, load_base
+from budgetformer.models.importance import rank_heads
+from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
+from budgetformer.models.model import retrofit
+from budgetformer.nn import attention
+from budgetformer.nn.feedforward import BudgetedFeedForward
+from tests.models.test_retrofit import LABELS, batches, encoded
+from tests.models.tiny import HEADS, KINDS, LAYERS, ragged, tiny
+
+ORDER = {"kind": "order", "group_size": 16}
+
+
+def shuffled(kind: str, **options: Any) -> Model:
+    model = retrofit(tiny(kind), gates=ORDER, **options).eval()
+    torch.manual_seed(5)
+    with torch.no_grad():
+        for gate in model.ranked_gates:
+            gate.score.copy_(torch.rand(gate.num_heads))
+    return model
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("training", [False, True])
+def test_the_first_step_is_the_originals_and_it_goes_back_to_plain(kind: str, training: bool, tmp_path: Path) -> None:
+    original = tiny(kind).train(training)
+    before = {name: weight.clone() for name, weight in original.state_dict().items()}
+    ids, mask = ragged()
+    with torch.no_grad():
+        expected = original(ids, attention_mask=mask).logits
+        model = retrofit(original, gates=ORDER)
+        output = model(ids, mask, labels=LABELS)
+    torch.testing.assert_close(output.logits, expected, atol=1e-5, rtol=1e-5)
+    assert all(a.groups.shape == (5, 3) and a.groups.all() for a in output.allocations)
+    assert model.order.unique().numel() == LAYERS * (HEADS + 3)
+    model.save_pretrained(tmp_path)
+    after = Model.from_pretrained(tmp_path).plain().state_dict()
+    assert after.keys() == before.keys()
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("budget", ["mean:0.5", "fixed:0.25", "max:0.4", "mean:0", "full", "random"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_running_some_groups_equals_the_definition(kind: str, budget: str) -> None:
+    model, (ids, mask) = shuffled(kind), ragged()
+    model.config.training_progress = 1.0
+    ran: list[int] = []
+
+    def definition(self: BudgetedFeedForward, x: torch.Tensor, active: list[bool]) -> torch.Tensor:
+        ran.append(sum(active))
+        return self.evaluate(x, torch.tensor([active] * len(x)).float())
+
+    with torch.no_grad():
+        torch.manual_seed(1)
+        result = model(ids, mask, budget=budget)
+        torch.manual_seed(1)
+        dense = patch.object(attention, "evaluate_active", lambda *a: None)
+        with patch.object(BudgetedFeedForward, "evaluate_active", definition), dense:
+            expected = model(ids, mask, budget=budget)
+    torch.testing.assert_close(result.logits, expected.logits, atol=1e-5, rtol=1e-5)
+    if budget != "random":
+        assert ran == [int(a.groups[0].sum()) for a in result.allocations]
+    shares = {"mean:0": 0.0, "full": 1.0}.get(budget, 0.4)
+    mean = torch.stack([a.groups for a in result.allocations]).mean().item()
+    assert mean == shares if shares in (0, 1) else 0 < mean < 1
+
+
+def test_gradients_reach_every_parameter_and_a_price_joins_the_loss() -> None:
+    model = retrofit(tiny("bert"), gates={**ORDER, "cost_weight": 0.1}).train()
+    rank_heads(model, batches(encoded()))
+    ids, mask = ragged(batch=32)
+    out = model(ids, mask, torch.zeros(32, dtype=torch.long), progress=1.0, teacher_logits=torch.randn(32, 3))
+    assert set(out.loss_parts) == {"task", "target", "cost", "distill"}
+    out.loss.backward()
+    assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
+    assert all(gate.score.grad.abs().sum() > 0 for gate in model.ranked_gates)
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert"])
+def test_gradient_checkpointing_reaches_the_groups(kind: str) -> None:
+    ids, mask = ragged()
+    gradients = []
+    for checkpointed in (False, True):
+        model = shuffled(kind).train()
+        if checkpointed:
+            model.gradient_checkpointing_enable()
+        torch.manual_seed(0)
+        model(ids, mask, LABELS, progress=1.0).loss.backward()
+        gradients.append({n: p.grad for n, p in model.named_parameters()})
+    for name, gradient in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], gradient)
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert"])
+def test_a_budget_is_a_share_of_the_cost_that_is_counted(kind: str) -> None:
+    model, data = shuffled(kind), encoded(6).select(np.array([0]))
+    D, inner, n = 32, 48, int(data.lengths[0])
+    model.config.gates["price_tokens"] = n
+    prices, layer = model.prices, 8 * n * D * D + 4 * n * n * D + (6 if kind == "modernbert" else 4) * n * D * inner
+    assert len(prices) == LAYERS * (HEADS + 3)
+    assert prices.sum().item() == pytest.approx(LAYERS)
+    assert prices[0].item() == pytest.approx((8 * n * D * D + 4 * n * n * D) / HEADS / layer)
+    scores = score(TorchEngine(model), data, "mean:0.5")
+    result = summarize(scores, model.config.spec, split="test", dial="mean:0.5")
+    full = summarize(score(TorchEngine(model), data, "full"), model.config.spec, split="test", dial="full")
+    saved = (full.cost["flops_per_text"] - result.cost["flops_per_text"]) / layer
+    assert 0.4999 * LAYERS <= saved <= 0.5001 * LAYERS + prices.max().item()
+    assert result.budget["groups"] == 3
+    assert result.budget["groups_run"] == pytest.approx(scores.groups.mean() / 3)
+    frozen = model.freeze(0.5)
+    again = summarize(score(TorchEngine(frozen), data), frozen.config.spec, split="test", dial="learned")
+    assert again.cost["flops_per_text"] == pytest.approx(result.cost["flops_per_text"])
+
+
+def test_flops_of_groups_by_hand() -> None:
+    shape = Shape(layers=2, heads=4, width=8, inner=16, labels=3, groups=4, budget_net=False, scorer=False)
+    every = count(shape, 5, [4, 4], groups=[4, 4])
+    assert every.feedforward == 2 * 4 * 5 * 8 * 16
+    assert count(shape, 5, [4, 4], groups=[1, 2]).feedforward == every.feedforward * 3 / 8
+    assert count(shape, 5, [4, 4], groups=[1, 2], execution="dense").feedforward == every.feedforward
+    assert count(shape, 5, [4, 4]).feedforward == every.feedforward
+
+
+@pytest.mark.parametrize("kind", ["bert", "distilbert", "modernbert"])
+def test_neurons_are_sorted_by_the_gradient_by_their_weight(kind: str) -> None:
+    model, data = retrofit(tiny(kind), gates=ORDER).eval(), batches(encoded(6))
+
+    def losses() -> torch.Tensor:
+        with torch.no_grad():
+            logits = [model(b["input_ids"], b["attention_mask"], budget="full").logits for b in data]
+            labels = torch.cat([b["labels"] for b in data])
+            return torch.nn.functional.cross_entropy(torch.cat(logits), labels, reduction="none")
+
+    before = losses()
+    importance = rank_heads(model, data)
+    torch.testing.assert_close(losses(), before, atol=1e-5, rtol=1e-5)
+    assert [len(units) for units in importance] == [HEADS] * LAYERS + [3] * LAYERS
+    outer, slopes = model.feedforwards[0].outer.weight, []
+    for column in range(model.config.neurons):  # what a small change of each neuron does
+        weights, changed = outer.data[:, column].clone(), []
+        for step in (1e-2, -1e-2):
+            outer.data[:, column] = weights * (1 + step)
+            changed.append(losses())
+        outer.data[:, column] = weights
+        slopes.append((changed[0] - changed[1]) / 2e-2)
+    by_neuron = torch.stack(slopes)
+    sizes = by_neuron.abs().sum(dim=1)
+    assert (sizes[1:] <= sizes[:-1] + 2e-2 * sizes[0]).all()
+    groups = by_neuron.unflatten(0, (3, -1)).sum(dim=1).abs().sum(dim=1)
+    first = importance[LAYERS]
+    torch.testing.assert_close(first / first.norm(), groups / groups.norm(), atol=1e-2, rtol=1e-2)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("budget", [0.4, 0.0])
+def test_a_frozen_model_has_the_units_of_its_budget_alone(kind: str, budget: float, tmp_path: Path) -> None:
+    model = shuffled(kind, exits={"layers": [1, 2], "words": False})
+    for head in model.stages.heads:
+        torch.nn.init.normal_(head.outer.weight)
+    model.freeze(budget).save_pretrained(tmp_path)
+    again, (ids, mask) = Model.from_pretrained(tmp_path).eval(), ragged()
+    with torch.no_grad():
+        expected, result = model(ids, mask, budget=f"mean:{budget}"), again(ids, mask, budget="exit:0")
+    torch.testing.assert_close(result.stage_logits, expected.stage_logits, atol=1e-5, rtol=1e-5)
+    widths = np.array([len(groups) for groups in again.config.gates["groups"]])
+    rows = [len(part.inner.weight) // part.parts // 16 for part in again.feedforwards]
+    assert rows == widths.tolist() == [int(a.groups[0].sum()) for a in expected.allocations]
+    again.config.exits.update(rule=[[0.0, -1.0]] * 2, limit=1.0)
+    scores = score(TorchEngine(again), encoded(12), "exit:0.9")
+    ran = np.arange(LAYERS) < np.array([1, 2, 3])[scores.exits][:, None]
+    assert (scores.groups == widths * ran).all()
+
+
+def test_a_deltas_neurons_stay_where_they_are(tmp_path: Path) -> None:
+    tiny("bert").save_pretrained(tmp_path / "base")
+    base, fresh = load_base(str(tmp_path / "base"))
+    model = retrofit(base, base_name=str(tmp_path / "base"), base_sha256=base_hash(base, fresh), gates=ORDER)
+    model.keep_base(fresh)
+    rank_heads(model, batches(encoded()))
+    model.save_pretrained(tmp_path / "delta")
+    ids, mask = ragged()
+    again = Model.from_pretrained(tmp_path / "delta")
+    with torch.no_grad():
+        expected = model.eval()(ids, mask, budget="mean:0.5").logits
+        torch.testing.assert_close(again(ids, mask, budget="mean:0.5").logits, expected)
+
+
+@pytest.mark.parametrize("gates", [{"kind": "order", "group_size": 7}, {"kind": "ranked", "group_size": 16}])
+def test_wrong_groups_are_named(gates: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"48 feed-forward neurons: give the kind order and a size that divides them"):
+        retrofit(tiny("bert"), gates=gates)
