@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from budgetformer.data.batches import collate, eval_plan
 from budgetformer.dial import Dial
@@ -109,12 +110,14 @@ def _parts(model: BudgetFormerForSequenceClassification, dial: Dial) -> list[dic
 
 def narrowed(model: BudgetFormerForSequenceClassification, dial: Dial) -> BudgetFormerForSequenceClassification:
     """The model to export: where groups of neurons are ranked, one that has the budget's alone."""
-    config, budget = model.config, dial.heads
-    if not (config.groups and config.gate.ranks_layers) or budget.mode == "full":
+    config, budget, prices = model.config, dial.heads, model.prices if model.ranked_gates else None
+    if prices is None or budget.mode in ("full", "random"):
         return model
-    target = config.gates["target_budget"]
-    share = min(v for v in (budget.value, None if budget.mode in ("mean", "fixed") else target, 1.0) if v is not None)
-    frozen = model.freeze(share)
+    dials, _ = model._dials(budget, 1, progress := config.training_progress)
+    x_11D, gates = torch.zeros(1, 1, config.hidden_size), zip(model.ranked_gates, dials, strict=True)
+    with torch.inference_mode():
+        active_U = torch.cat([gate(x_11D, None, progress, dial).active[0] for gate, dial in gates])
+    frozen = model.freeze(float(prices[active_U].double().sum() / prices.double().sum()))
     return frozen if isinstance(frozen, BudgetFormerForSequenceClassification) else model
 
 

@@ -77,7 +77,7 @@ def build_budgeted(
     budgeted = retrofit(model.plain(), **{**label_options(prepared, recipe), **recipe.model, **source})
     _check(prepared, recipe, budgeted, budgeted.config.base_fresh)
     if budgeted.config.gate.ranks_layers:
-        if "price_tokens" not in recipe.model["gates"]:
+        if budgeted.config.groups and "price_tokens" not in recipe.model["gates"]:
             budgeted.config.gates["price_tokens"] = round(float(prepared.splits["train"].lengths.mean()))
         batches = sample_batches(prepared.splits["train"], budgeted, rows=1024)
         rank_heads(budgeted, batches, ranking=recipe.ranking, seed=prepared.data.source.seed)
