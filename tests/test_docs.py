@@ -26,6 +26,8 @@ PAGES = {"README.md": README} | {
 NOT_RUN = {  # by how a command begins
     "make demo": "trains for minutes on real reviews; the tutorial is run on some of them",
     "make test": "is what runs this",
+    "make install": "is done before this runs",
+    ". .venv/bin/activate": "is for a shell",
     "budgetformer train ag_news": "needs AG News",
     "budgetformer bench runs/wide": "needs a run on AG News",
     "budgetformer eval runs/wide": "needs a run on AG News",
