@@ -161,9 +161,12 @@ def _documents(results: Sequence[Result], experiments: list[dict[str, Any]]) -> 
 
 
 def _brief(evidence: str) -> str:
-    """Evidence in one line: the figures, without intervals, qualifiers and the rule."""
+    """Evidence in one line: how often it fails, then the figures, without intervals, qualifiers and the rule."""
     figures = evidence.partition(" Rule:")[0].replace(f", {OVER_ROWS}", "")
-    parts = re.sub(r" \[[^]]*\]", "", figures).split("; ")
+    listed, _, exceptions = re.sub(r" \[[^]]*\]", "", figures).partition(" Not worse: ")
+    parts = listed.split("; ")
+    if exceptions:
+        parts[0] = f"Not worse in {exceptions.count(',') + 1} of {len(parts)}. {parts[0]}"
     shown = list(itertools.accumulate(parts, lambda a, b: f"{a}; {b}"))
     fitting = [text for text in shown if len(text) <= _LINE] or [shown[0][:_LINE]]
     return fitting[-1] if fitting[-1] == shown[-1] else f"{fitting[-1]}; …"

@@ -56,16 +56,16 @@ def canvas(name: str, title: str, inches: tuple[float, float]) -> Iterator[tuple
 
 @contextmanager
 def _axes(
-    name: str, title: str, xlabel: str, ylabel: str, inches: tuple[float, float]
+    name: str, title: str, xlabel: str, ylabel: str, inches: tuple[float, float], *, above: bool = False
 ) -> Iterator[tuple[Axes, list[str]]]:
-    """One pair of axes on a canvas, with a legend where there is more than one thing to tell apart."""
+    """One pair of axes on a canvas, with a legend where there is more than one thing to tell apart, inside or above."""
     with canvas(name, title, inches) as (figure, svg):
         axes = figure.subplots()
         axes.set_xlabel(xlabel)
         axes.set_ylabel(ylabel)
         yield axes, svg
         if len(axes.get_legend_handles_labels()[1]) > 1:
-            axes.legend(loc="best")
+            axes.legend(**({"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": 2} if above else {"loc": "best"}))
 
 
 def _inline(svg: str, title: str) -> str:
@@ -113,7 +113,7 @@ def dial_curve(points: Sequence[Mapping[str, Any]], dense: float | None, ylabel:
     for point in sorted(points, key=lambda point: point["k_over_h"]):
         kinds.setdefault(point["dial"].split(":")[0].replace("full", "fixed"), []).append(point)
     title = "Score against the share of heads that ran"
-    with _axes("dials", title, "share of heads run (k/H)", ylabel, (5.2, 3.5)) as (axes, svg):
+    with _axes("dials", title, "share of heads run (k/H)", ylabel, (5.2, 3.5), above=True) as (axes, svg):
         if dense is not None:
             axes.axhline(dense, color=GREY, linestyle="--", linewidth=1.4, label="dense twin")
         for kind in sorted(kinds, key=lambda kind: (kind == "learned", kind)):
@@ -136,7 +136,7 @@ def cost_curve(
 ) -> str:  # fmt: skip
     """Score against mean cost: leaving text by text, beside stopping every text at one stage. See `depth_report`."""
     title, xlabel = "Score against the mean cost of a text", "mean cost, share of the dense model's FLOPs"
-    with _axes("depth", title, xlabel, ylabel, (5.2, 3.5)) as (axes, svg):
+    with _axes("depth", title, xlabel, ylabel, (5.2, 3.5), above=True) as (axes, svg):
         if dense is not None:
             axes.axhline(dense, color=GREY, linestyle="--", linewidth=1.4, label="dense twin")
         static, by_text = (sorted(points, key=lambda p: p["flops_ratio"]) for points in (stages, curve))
@@ -145,8 +145,10 @@ def cost_curve(
             axes.plot(*_columns(points), style, color=colour, label=label, markersize=6, linewidth=1.8)
         axes.plot(*_columns([learned]), "*", color=ORANGE, markersize=14, label="learned budget")
         for stage in static:
-            axes.annotate(stage["stage"], (stage["flops_ratio"], stage["score"]), xytext=(6, -12),
+            side, shift = ("right", -6) if stage is static[-1] else ("left", 6)
+            axes.annotate(stage["stage"], (stage["flops_ratio"], stage["score"]), xytext=(shift, -13), ha=side,
                           textcoords="offset points", fontsize=8)  # fmt: skip
+        axes.margins(y=0.15)  # room for the names
         axes.set_xlim(left=-0.02)
         axes.xaxis.set_major_formatter(PercentFormatter(1))
         if percent:

@@ -269,7 +269,11 @@ def flops(run: Results) -> Section:
     lead = (
         f"A text costs {format_flops(ours)} FLOPs instead of {format_flops(dense)}, {format_percent(ours / dense)} of "
         f"the dense twin; attention is {format_percent(share)} of a dense text's cost at these lengths"
-        + ("." if "groups" in run.final.budget else f", so no head budget could go below {format_percent(1 - share)}.")
+        + (
+            "."
+            if "groups" in run.final.budget
+            else f", so head budgets alone could not go below {format_percent(1 - share)}."
+        )
     )
     head = ["this model", "dense twin", "ratio"]
     twin = run.twin.cost["papers_count_per_text"] if run.twin else None
@@ -312,7 +316,7 @@ def provenance(run: Results) -> Section:
     record, trained = run.record, run.record["training"]
     model = {**record["model"], "parameters": format_count(record["model"]["parameters"])}
     data = {
-        **record["data"],
+        **{key: value for key, value in record["data"].items() if value is not None},
         "columns": record["columns"],
         **{f"{split} rows": format_count(rows) for split, rows in record["splits"].items()},
         "cut at": f"{record['max_length']} tokens",
