@@ -3,9 +3,10 @@
     pip install openvino nncf
     python benchmarks/openvino_dense.py MODEL [--length 64] [--seconds 3] [--repeat 2]
 
-MODEL is a directory that transformers can load. Five engines on two threads, one process each: transformers with SDPA,
-ONNX Runtime in fp32 and in int8 (dynamic, as people make it), OpenVINO in fp32 and in int8 (NNCF, static scales from
-random tokens, which is enough for the clock but says nothing about accuracy). Batches of 1, 8 and 32 random rows of one
+MODEL is a directory that transformers can load. Engines on two threads, one process each: transformers with SDPA, ONNX
+Runtime in fp32 and in int8 (dynamic, as people make it), OpenVINO in fp32 and in int8 (NNCF, static scales from random
+tokens, which is enough for the clock but says nothing about accuracy), each with what is left in fp32 or, by OpenVINO's
+own choice, in bf16 where the processor has it. Batches of 1, 8 and 32 random rows of one
 length. Rates are the best of the repeats, and given relative to transformers too.
 """
 
@@ -22,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-ENGINES = ("torch", "ONNX fp32", "ONNX int8", "OpenVINO fp32", "OpenVINO int8")
+ENGINES = ("torch", "ONNX fp32", "ONNX int8", "OpenVINO fp32", "OpenVINO bf16", "OpenVINO int8", "OpenVINO int8 bf16")
 BATCHES = (1, 8, 32)
 THREADS = 2
 Inputs = dict[str, Any]
@@ -59,14 +60,15 @@ def open_engine(name: str, model: Any, length: int, vocabulary: int, folder: Pat
 
     converted = openvino.convert_model(model, example_input=example)
     converted.reshape({name: [-1, -1] for name in example})
-    if name.endswith("int8"):
+    if "int8" in name:
         import nncf
 
         samples = nncf.Dataset([rows(8, length, vocabulary, seed) for seed in range(8)])
         converted = nncf.quantize(converted, samples, model_type=nncf.ModelType.TRANSFORMER)
-    compiled = openvino.Core().compile_model(
-        converted, "CPU", {"INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY"}
-    )
+    options = {"INFERENCE_NUM_THREADS": THREADS, "PERFORMANCE_HINT": "LATENCY"}
+    if not name.endswith("bf16"):  # else it takes what the processor has
+        options["INFERENCE_PRECISION_HINT"] = "f32"
+    compiled = openvino.Core().compile_model(converted, "CPU", options)
     return lambda inputs: compiled(inputs)
 
 
