@@ -107,7 +107,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     world = World(tmp_path_factory.mktemp("docs"))
     write_reviews(world.folder / "reviews.csv", rows=100)
-    save_base(world.folder / "base")
+    save_base(world.folder / "base", intermediate_size=64)
     for name in ("held_out.csv", "new.csv", "test.csv"):
         write_reviews(world.folder / name, rows=20, seed=1)
     yield world
