@@ -43,11 +43,26 @@ def test_importing_changes_nothing_and_a_command_what_is_not_set(
 
 
 def test_without_a_measure_of_contention_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(Path, "exists", lambda path: False)
     process.set_environment()
     assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+def test_however_many_commands_run_one_thread_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(name, raising=False)
+    started: list[str] = []
+    monkeypatch.setattr(process, "_spin_only_when_alone", lambda: started.append("watching"))
+    process._watch_contention.cache_clear()
+    for _ in range(3):
+        process.set_environment()
+    process._watch_contention.cache_clear()
+    assert started == ["watching"]
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # nothing waits
+    process.set_environment()
+    assert started == ["watching"]
 
 
 def test_threads_sleep_while_others_want_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 INTERRUPTED = 130  # exit code
@@ -26,13 +27,19 @@ def set_environment() -> None:
     that the others need to get it done. So they only do while nobody else wants the cores, where that can be seen.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws one for every file
-    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ):
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ) and os.environ.get("OMP_NUM_THREADS") != "1":
         if Path("/proc/self/schedstat").exists():
-            threading.Thread(target=_spin_only_when_alone, daemon=True).start()
+            _watch_contention()
         else:
             os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if not _CHOSEN_BY_USER and (cpus := available_cpus()) < (os.cpu_count() or 1):
         os.environ["OMP_NUM_THREADS"] = str(cpus)
+
+
+@cache
+def _watch_contention() -> None:
+    """Once, however many commands this process runs."""
+    threading.Thread(target=_spin_only_when_alone, daemon=True).start()
 
 
 def _spin_only_when_alone(interval: float = 0.1) -> None:
