@@ -6,8 +6,8 @@
 MODEL is a directory that transformers can load. Engines on two threads, one process each: transformers with SDPA, ONNX
 Runtime in fp32 and in int8 (dynamic, as people make it), OpenVINO in fp32 and in int8 (NNCF, static scales from random
 tokens, which is enough for the clock but says nothing about accuracy), each with what is left in fp32 or, by OpenVINO's
-own choice, in bf16 where the processor has it. Batches of 1, 8 and 32 random rows of one
-length. Rates are the best of the repeats, and given relative to transformers too.
+own choice, in bf16 where the processor has it. Batches of 1, 8 and 32 random rows of one length. Rates are the best of
+the repeats, and given relative to transformers too.
 """
 
 from __future__ import annotations

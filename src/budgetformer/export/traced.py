@@ -184,4 +184,5 @@ def _allocations(model: BudgetFormerForSequenceClassification, dial: Dial) -> li
     dials, _ = model._dials(dial.heads, 1, progress := model.config.training_progress)
     x_11D = torch.zeros(1, 1, model.config.hidden_size)
     with torch.inference_mode():
-        return [a.allocator(x_11D, None, progress, d) for a, d in zip(model.attentions, dials, strict=False)]
+        heads = zip(model.attentions, dials[: len(model.attentions)], strict=True)  # behind them: groups of neurons
+        return [attention.allocator(x_11D, None, progress, dial) for attention, dial in heads]
