@@ -27,7 +27,7 @@ print(json.dumps([[variables.get(name) for name in names] for variables in (befo
 @pytest.mark.parametrize(
     ("variables", "expected"),
     [
-        ({}, ["PASSIVE", None, None]),
+        ({}, [None, None, None]),
         ({"OMP_WAIT_POLICY": "ACTIVE", "OMP_NUM_THREADS": "3"}, ["ACTIVE", None, "3"]),
         ({"GOMP_SPINCOUNT": "5"}, [None, "5", None]),
     ],
@@ -40,6 +40,89 @@ def test_importing_changes_nothing_and_a_command_what_is_not_set(
     code = PRINT.replace("process.set", "os.cpu_count = process.available_cpus; process.set")  # no quota, no affinity
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, env={**inherited, **variables})
     assert json.loads(done.stdout) == [[variables.get(name) for name in names], expected], done.stderr
+
+
+@pytest.fixture
+def nothing_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "OMP_NUM_THREADS")
+    monkeypatch.setattr(os, "environ", {name: value for name, value in os.environ.items() if name not in chosen})
+
+
+@pytest.mark.usefixtures("nothing_chosen")
+def test_without_a_measure_of_contention_threads_sleep(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Path, "exists", lambda path: False)
+    process.set_environment()
+    assert os.environ["OMP_WAIT_POLICY"] == "PASSIVE"
+
+
+@pytest.mark.usefixtures("nothing_chosen")
+def test_however_many_commands_run_one_thread_watches(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    monkeypatch.setattr(process, "_spin_only_when_alone", lambda: started.append("watching"))
+    process._watch_contention.cache_clear()
+    for _ in range(3):
+        process.set_environment()
+    process._watch_contention.cache_clear()
+    assert started == ["watching"]
+    os.environ["OMP_NUM_THREADS"] = "1"  # nothing waits
+    process.set_environment()
+    assert started == ["watching"]
+
+
+def test_threads_sleep_while_others_want_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    calm, contended = [0.0] * process._CALM_CHECKS, [1.0]
+    waits = iter([*calm, *contended, *calm[1:], *contended, *calm, *calm, *contended, *calm])
+    total, held, log = 0.0, [], []
+
+    def waiting() -> float:
+        nonlocal total
+        log.append(sum(not release.is_set() for release in held))
+        try:
+            total += next(waits)
+        except StopIteration:
+            raise SystemExit from None  # ends the thread
+        return total
+
+    monkeypatch.setattr(process, "_waiting_for_a_core", waiting)
+    monkeypatch.setattr(process, "_hold_idle_team", held.append)
+    with pytest.raises(SystemExit):
+        process._spin_only_when_alone(interval=0.0001)
+    checks = process._CALM_CHECKS
+    # One team at a time, from the first contention until as many checks without any have followed the last.
+    assert log == [0] * (checks + 1) + [1] * (2 * checks) + [0] * (checks + 1) + [1] * checks + [0]
+
+
+IDLE = """
+import sys, threading, time
+import torch
+from budgetformer.cli import process
+
+torch.set_num_threads(2)
+def busy():
+    began = time.process_time()
+    for _ in range(150):
+        torch.zeros(2**17).add_(1)
+        time.sleep(0.002)
+    return time.process_time() - began
+spinning = busy()
+release = threading.Event()
+holder = threading.Thread(target=process._hold_idle_team, args=(release,))
+holder.start()
+time.sleep(0.2)
+sleeping = busy()
+release.set()
+holder.join()
+print(spinning, sleeping, busy())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or process.available_cpus() < 2, reason="needs libgomp and two cores")
+def test_an_idle_team_lets_threads_sleep_and_its_end_lets_them_spin() -> None:
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(("OMP_", "GOMP_"))}
+    done = subprocess.run([sys.executable, "-c", IDLE], capture_output=True, text=True, check=True, env=variables)
+    spinning, sleeping, again = map(float, done.stdout.split())
+    assert sleeping < 0.5 * spinning
+    assert sleeping < 0.5 * again
 
 
 def groups(root: Path, own: str, **files: str) -> Path:

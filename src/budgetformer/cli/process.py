@@ -7,26 +7,76 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 
 INTERRUPTED = 130  # exit code
 _CHOSEN_BY_USER = "OMP_NUM_THREADS" in os.environ
 _SMALL_STEP = 2**23  # tokens x width^2 of an optimiser step, below which a second thread waits more than it computes
+_CONTENDED = 0.25  # seconds a second that the threads of this process wait for a core: alone 0.02, with another one 1
+_CALM_CHECKS = 3  # without contention, before threads spin again
 
 
 def set_environment() -> None:
     """What libraries read when they are loaded; a variable that the user has set stays.
 
-    OpenMP's threads would wait for work by spinning: with another process on the same cores, or a quota, they take the
-    time that the others need to get it done.
+    OpenMP's threads wait for work by spinning: with another process on the same cores, or a quota, they take the time
+    that the others need to get it done. So they only do while nobody else wants the cores, where that can be seen.
     """
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # transformers draws one for every file
-    if "GOMP_SPINCOUNT" not in os.environ:
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & set(os.environ) and os.environ.get("OMP_NUM_THREADS") != "1":
+        if Path("/proc/self/schedstat").exists():
+            _watch_contention()
+        else:
+            os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
     if not _CHOSEN_BY_USER and (cpus := available_cpus()) < (os.cpu_count() or 1):
         os.environ["OMP_NUM_THREADS"] = str(cpus)
+
+
+@cache
+def _watch_contention() -> None:
+    """Once, however many commands this process runs."""
+    threading.Thread(target=_spin_only_when_alone, daemon=True).start()
+
+
+def _spin_only_when_alone(interval: float = 0.1) -> None:
+    """Watches how long this process's threads wait for a core, and lets those of OpenMP sleep while it is long.
+
+    libgomp stops spinning while it manages more threads than there are cores. A second team of threads, which does
+    nothing, makes it so and ends it again: the only switch there is once it is loaded. No result depends on it.
+    """
+    release, calm = None, 0
+    waited, now = _waiting_for_a_core(), time.monotonic()
+    while True:
+        time.sleep(interval)
+        before, then = waited, now
+        waited, now = _waiting_for_a_core(), time.monotonic()
+        calm = 0 if waited - before > _CONTENDED * (now - then) else calm + 1
+        if release is None and calm == 0 and "torch" in sys.modules:
+            release = threading.Event()
+            threading.Thread(target=_hold_idle_team, args=(release,), daemon=True).start()
+        elif release and calm >= _CALM_CHECKS:
+            release.set()
+            release = None
+
+
+def _hold_idle_team(release: threading.Event) -> None:
+    import torch
+
+    torch.zeros(2**18).add_(1)  # large enough to be shared out to a team, which lives as long as this thread
+    release.wait()
+
+
+def _waiting_for_a_core() -> float:
+    """The seconds that the threads of this process have been ready to run and did not."""
+    seconds = 0.0
+    for task in os.listdir("/proc/self/task"):
+        with suppress(OSError, ValueError, IndexError):  # a thread that has just ended
+            seconds += int(Path(f"/proc/self/task/{task}/schedstat").read_text().split()[1]) / 1e9
+    return seconds
 
 
 def set_training_threads(tokens: int, width: int) -> None:
