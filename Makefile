@@ -10,7 +10,7 @@ install: .venv/installed
 .venv/installed: pyproject.toml reproduction/pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "budgetformer needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet -e '.[carbon,data,demo,track,onnx,ray,serve,dev]' -e ./reproduction
+	$(BIN)/python -m pip install --quiet -e '.[carbon,data,demo,track,onnx,openvino,ray,serve,dev]' -e ./reproduction
 	touch $@
 
 # Real film reviews: a BudgetFormer and its dense twin, compared. Run again, it continues or shows the result.

@@ -2,7 +2,8 @@
 
 torch dense (Hugging Face's model with SDPA), torch staged, ONNX dense in fp32 and in int8 as `quantize_dynamic` of ONNX
 Runtime makes it, ONNX staged in fp32 and int8, and in fp32 with every text through every stage, which shows what taking
-the graph apart costs. Dense is the run's plain model, its dense twin, or another run.
+the graph apart costs; where OpenVINO is installed, dense and staged in its int8, both by `export`. Dense is the run's
+plain model, its dense twin, or another run.
 """
 
 from __future__ import annotations
@@ -17,8 +18,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,6 +37,10 @@ from budgetformer.evaluate import cost_of, summarize
 from budgetformer.runs.files import hash_files, read_json, write_json
 from budgetformer.runs.run import Run
 from budgetformer.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from budgetformer.export.verify import CheckRows
+    from budgetformer.models.model import BudgetFormerForSequenceClassification
 
 BATCHES = (1, 8, 32)
 _ROUNDS = 2  # of all engines, so that a slow moment of the machine does not hit one alone
@@ -96,11 +102,13 @@ def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str
     """What to open and its budget, for each engine."""
     if run.exported or dense.exported:
         raise UsageError(f"{run.folder if run.exported else dense.folder} is an export: give the run itself")
+    from budgetformer.export.run import skips_heads
+
     plain = write_dense(run, dense, folder)
     staged, int8 = folder / "staged", folder / "staged-int8"
     run.export(staged, budget=budget)
     run.export(int8, budget=budget, int8=True)
-    return {
+    engines = {
         "torch dense": (plain, None),
         "torch staged": (str(run.folder), str(run.budget(budget))),
         "ONNX dense fp32": (str(folder / "dense"), None),
@@ -109,37 +117,59 @@ def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str
         "ONNX staged int8": (str(int8), None),
         "ONNX every stage fp32": (str(staged), "exit:0"),
     }
+    if find_spec("openvino") and not skips_heads(run.model, run.budget(budget)):
+        dense_int8, int8 = (folder / f"{name}-openvino-int8" for name in ("dense", "staged"))
+        rows = run.check_rows(None, lambda line: None)
+        _export_dense(run, _dense_model(run, dense), dense_int8, rows, int8="static", format="openvino")
+        run.export(int8, budget=budget, int8=True, format="openvino")
+        engines |= {"OpenVINO dense int8": (str(dense_int8), None), "OpenVINO staged int8": (str(int8), None)}
+    return engines
 
 
 def write_dense(run: Run, dense: Run, folder: Path) -> str:
     """Into `folder`: the dense model's exports `dense` and `dense-int8`, and for a Hugging Face base `plain`, what its
     torch model is opened from. -> the place of that."""
-    from budgetformer.models.model import retrofit
+    from budgetformer.data.tokens import TokenTable
+    from budgetformer.export.verify import CheckRows
 
-    source = dense.model if dense.config.gate.kind != "frozen" else run.model
-    plain = str(dense.folder)
-    if source.config.base is None:
-        if dense.config.exits or dense.config.gate.selects:
-            raise UsageError(f"{dense.folder} is not dense: train RUN with --with-baseline, or give a run with --dense")
-    else:
-        source = retrofit(source.plain(), gates={"kind": "all"}).train(False)
-        source.plain().save_pretrained(folder / "plain")
+    model, plain = _dense_model(run, dense), str(dense.folder)
+    if model.config.base is not None:
+        model.plain().save_pretrained(folder / "plain")
         plain = str(folder / "plain")
-    exported = _export_dense(run, source, folder / "dense")
+    rows = CheckRows(TokenTable.random(model.config.vocab_size, run.max_length, run.pairs), "made-up rows")
+    exported = _export_dense(run, model, folder / "dense", rows)
     _quantize_dense(exported, folder / "dense-int8")
     return plain
 
 
-def _export_dense(run: Run, model: Any, target: Path) -> Path:
+def _dense_model(run: Run, dense: Run) -> BudgetFormerForSequenceClassification:
+    """The dense run's model, or where its heads are frozen the run's, without what budgets add to it."""
+    from budgetformer.models.model import retrofit
+
+    source = dense.model if dense.config.gate.kind != "frozen" else run.model
+    if source.config.base is not None:
+        model: BudgetFormerForSequenceClassification = retrofit(source.plain(), gates={"kind": "all"}).train(False)
+        return model
+    if dense.config.exits or dense.config.gate.selects:
+        raise UsageError(f"{dense.folder} is not dense: train RUN with --with-baseline, or give a run with --dense")
+    return source
+
+
+def _export_dense(
+    run: Run,
+    model: BudgetFormerForSequenceClassification,
+    target: Path,
+    rows: CheckRows,
+    *,
+    int8: str | None = None,
+    format: str = "onnx",
+) -> Path:
     from budgetformer.data.tokenizer import tokenizer_files
-    from budgetformer.data.tokens import TokenTable
     from budgetformer.export.run import export_model
-    from budgetformer.export.verify import CheckRows
 
     record = {key: run.record[key] for key in ("format_version", "name", "labels", "pairs", "max_length")}
-    rows = CheckRows(TokenTable.random(model.config.vocab_size, run.max_length, run.pairs), "made-up rows")
     files = tokenizer_files(run.folder)
-    export_model(model, files, record, target, dial=Dial("full"), int8=None, rows=rows)
+    export_model(model, files, record, target, dial=Dial("full"), int8=int8, rows=rows, format=format)
     return target
 
 

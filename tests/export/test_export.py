@@ -20,7 +20,7 @@ from tests.tables import make_table
 from budgetformer.data.batches import Batch
 from budgetformer.data.tokenizer import load_tokenizer
 from budgetformer.dial import Dial
-from budgetformer.engine.onnx import OnnxEngine
+from budgetformer.engine.graphs import GraphEngine
 from budgetformer.engine.scores import Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
@@ -56,9 +56,9 @@ def batch_of(ids: Any, mask: Any) -> Batch:
     return Batch(np.array(ids), np.array(mask, bool), None, None, np.arange(len(ids)))
 
 
-def onnx_engine(folder: Path) -> OnnxEngine:
+def onnx_engine(folder: Path) -> GraphEngine:
     engine = Run.open(folder).engine()
-    assert isinstance(engine, OnnxEngine)
+    assert isinstance(engine, GraphEngine)
     return engine
 
 
@@ -180,7 +180,7 @@ def test_without_the_runs_data_rows_are_made_up(
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (["RUN", "--format", "gguf"], 2, "--format 'gguf': give onnx or torch"),
+        (["RUN", "--format", "gguf"], 2, "--format 'gguf': give onnx, openvino or torch"),
         (["RUN", "--budget", "lots"], 2, "budget 'lots' is not known"),
         (["RUN", "--budget", "random"], 2, "budget 'random' cannot be exported"),
         (["RUN", "--rows", "nowhere.csv"], 3, "nowhere.csv: no such file"),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from budgetformer.engine.onnx import run_graph, session
+from budgetformer.engine.onnx import OnnxGraph
 from budgetformer.export.quantize import fit_scales, quantize
 
 WIDTH = 16
@@ -39,11 +39,11 @@ def error(weights: list[np.ndarray], outlier: float) -> float:
     full = model(*weights)
     scales, (outputs,) = fit_scales(full, [batch(outlier, seed=1)])
     name = full.graph.output[0].name
-    expected = run_graph(session(full.SerializeToString()), batch(outlier, seed=2))[name]
+    expected = OnnxGraph(full.SerializeToString()).run(batch(outlier, seed=2))[name]
     assert outputs[name].shape == expected.shape
     quantize(full, scales, bits=8)
     assert {node.op_type for node in full.graph.node} == {"Mul", "QuantizeLinear", "MatMulIntegerToFloat"}
-    y = run_graph(session(full.SerializeToString()), batch(outlier, seed=2))[name]
+    y = OnnxGraph(full.SerializeToString()).run(batch(outlier, seed=2))[name]
     return float(np.abs(y - expected).mean() / np.abs(expected).mean())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,18 +21,21 @@ from tests.models.tiny import HEADS, KINDS, LAYERS, VOCAB, tiny
 from tests.tables import make_table
 from tests.training.toy import review_rows
 
-from budgetformer import retrofit
+from budgetformer import retrofit, speed
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
-from budgetformer.engine.onnx import OnnxEngine, StageGraph, session
+from budgetformer.engine.graphs import GraphEngine, StageGraph
+from budgetformer.engine.onnx import OnnxGraph
+from budgetformer.engine.openvino import OpenVinoGraph
 from budgetformer.engine.scores import leave_early, score
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.errors import BudgetFormerWarning, ModelError
+from budgetformer.errors import BudgetFormerWarning, ModelError, UsageError
 from budgetformer.exits import StageResult
 from budgetformer.export import run as export_module
 from budgetformer.export.run import stage_graphs
 from budgetformer.export.traced import heads_by_layer, same_heads
 from budgetformer.models.model import BudgetFormerForSequenceClassification
+from budgetformer.runs.files import hash_files
 from budgetformer.runs.run import Run
 from budgetformer.serving.service import Engine as ServedEngine
 from budgetformer.serving.settings import Settings
@@ -57,18 +61,26 @@ def some_rows(count: int = 24) -> TokenTable:
     return make_table(rng.integers(5, VOCAB, sum(lengths)), lengths)
 
 
-def engine_of(model: BudgetFormerForSequenceClassification, budget: str = "exit:0") -> OnnxEngine:
+def engine_of(
+    model: BudgetFormerForSequenceClassification,
+    budget: str = "exit:0",
+    load: type[OnnxGraph | OpenVinoGraph] = OnnxGraph,
+) -> GraphEngine:
     dial = Dial.parse(budget)
     heads = heads_by_layer(model, dial) if same_heads(model, dial) else None
-    parts = [StageGraph(session(graph.SerializeToString(), 1), depth, heads and heads[first:depth])
-             for graph, first, depth in zip(stage_graphs(model, dial), (0, 1), (1, LAYERS), strict=True)]  # fmt: skip
-    return OnnxEngine(parts, model.config.spec, Path("export"), dial)
+    graphs = stage_graphs(model, dial, fused=load is OnnxGraph)
+    parts = [StageGraph(load(graph.SerializeToString(), 1), depth, heads and heads[first:depth])
+             for graph, first, depth in zip(graphs, (0, 1), (1, LAYERS), strict=True)]  # fmt: skip
+    return GraphEngine(parts, model.config.spec, Path("export"), dial)
 
 
+@pytest.mark.parametrize("load", [OnnxGraph, OpenVinoGraph])
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_architecture_answers_as_torch_does_behind_every_stage(kind: str) -> None:
+def test_every_architecture_answers_as_torch_does_behind_every_stage(
+    kind: str, load: type[OnnxGraph | OpenVinoGraph]
+) -> None:
     model, rows = model_with(kind, {"kind": "all"}, **RULE), some_rows()
-    engine = engine_of(model)
+    engine = engine_of(model, load=load)
     for budget in ("exit:0", "learned", "0.6", "full"):
         ours, theirs = score(engine, rows, budget), score(TorchEngine(model), rows, budget)
         np.testing.assert_allclose(ours.logits, theirs.logits, atol=1e-4)
@@ -131,12 +143,16 @@ def run(folder: Path, base: Path) -> Path:
     assert command("calibrate", folder / "run", folder / "rows.jsonl", "--max-disagreement", "10") == 0
     assert command("export", folder / "run", "-o", folder / "fp32", "--budget", "max-disagreement-10") == 0
     assert command("export", folder / "run", "-o", folder / "static", "--int8") == 0
+    openvino = ("export", folder / "run", "--format", "openvino")
+    assert command(*openvino, "-o", folder / "openvino") == 0
+    assert command(*openvino, "-o", folder / "openvino-static", "--int8") == 0
     return folder / "run"
 
 
-def test_an_export_is_set_to_any_budget_of_depth(run: Path, folder: Path) -> None:
+@pytest.mark.parametrize("name", ["fp32", "openvino"])
+def test_an_export_is_set_to_any_budget_of_depth(name: str, run: Path, folder: Path) -> None:
     texts = [row["text"] for row in review_rows(60, noise=0.4)]
-    ours, theirs = Run.open(folder / "fp32"), Run.open(run)
+    ours, theirs = Run.open(folder / name), Run.open(run)
     shares = []
     for budget in ("full", "0.3", "learned", "exit:inf"):
         answers, torch_answers = ours.predict(texts, budget=budget), theirs.predict(texts, budget=budget)
@@ -146,21 +162,22 @@ def test_an_export_is_set_to_any_budget_of_depth(run: Path, folder: Path) -> Non
     assert shares[0] > shares[1] >= shares[-1]
 
 
-def test_the_fast_path_equals_the_definition(run: Path, folder: Path) -> None:
-    for name in ("fp32", "static"):
-        scorer = Run.open(folder / name).scorer("exit:0")
-        table = scorer.encode([row["text"] for row in review_rows(200, noise=0.4)])
-        everything = scorer.run(table)
-        for limit in (0.01, 0.1, 0.5, 2.0, np.inf):
-            fast = scorer.run(table, Dial("exit", float(limit)))
-            slow = leave_early(everything, scorer.config.stages, limit)
-            np.testing.assert_array_equal(fast.exits, slow.exits)
-            np.testing.assert_allclose(fast.logits, slow.logits, atol=1e-4 if name == "fp32" else 0.05)
+@pytest.mark.parametrize("name", ["fp32", "static", "openvino", "openvino-static"])
+def test_the_fast_path_equals_the_definition(name: str, run: Path, folder: Path) -> None:
+    scorer = Run.open(folder / name).scorer("exit:0")
+    table = scorer.encode([row["text"] for row in review_rows(200, noise=0.4)])
+    everything = scorer.run(table)
+    for limit in (0.01, 0.1, 0.5, 2.0, np.inf):
+        fast = scorer.run(table, Dial("exit", float(limit)))
+        slow = leave_early(everything, scorer.config.stages, limit)
+        np.testing.assert_array_equal(fast.exits, slow.exits)
+        np.testing.assert_allclose(fast.logits, slow.logits, atol=0.05 if "static" in name else 1e-4)
 
 
-def test_static_int8_gives_a_text_the_same_label_in_any_batch(run: Path, folder: Path) -> None:
-    scorer = Run.open(folder / "static").scorer("full")
-    assert scorer.engine.name == "onnx int8 static"
+@pytest.mark.parametrize(("name", "engine"), [("static", "onnx"), ("openvino-static", "openvino")])
+def test_static_int8_gives_a_text_the_same_label_in_any_batch(name: str, engine: str, run: Path, folder: Path) -> None:
+    scorer = Run.open(folder / name).scorer("full")
+    assert scorer.engine.name == f"{engine} int8 static"
     texts = [row["text"] for row in review_rows(40, noise=0.4)]
     alone = np.concatenate([scorer.score([text]).logits for text in texts])
 
@@ -212,7 +229,7 @@ def test_weights_have_a_bit_less_where_the_processor_saturates(
 def test_int8_for_another_processor_gets_a_warning(
     run: Path, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("budgetformer.engine.onnx.saturates", lambda: True)
+    monkeypatch.setattr("budgetformer.engine.graphs.saturates", lambda: True)
     record = json.loads((folder / "static" / "export.json").read_text())
     static = changed(folder / "static", tmp_path / "static", int8={**record["int8"], "bits": 8})
     with pytest.warns(BudgetFormerWarning, match="of 8 bits do not overflow, and here they do: export it"):
@@ -247,6 +264,7 @@ def test_a_guarantee_is_made_with_the_engine_that_answers(
     ("words", "code", "message"),
     [
         (("--dynamic",), 2, "--dynamic is for --int8: give both, or leave it out"),
+        (("--int8", "--dynamic", "--format", "openvino"), 2, "leave it out, or give --format onnx"),
         (("--budget", "random"), 2, "budget 'random' cannot be exported"),
         (("--budget", "nonsense"), 2, "budget 'nonsense' is not known"),
     ],
@@ -264,6 +282,47 @@ def test_static_scales_need_heads_that_are_the_same_for_every_text(tiny_run: Pat
         Run.open(tiny_run).export(tmp_path / "out", int8="static")
     with pytest.raises(Exception, match="--int8 'half': give static or dynamic"):
         Run.open(tiny_run).export(tmp_path / "out", int8="half")
+
+
+def test_openvino_is_not_for_heads_that_depend_on_the_text(tiny_run: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--format openvino: which heads run depends on the text here"):
+        Run.open(tiny_run).export(tmp_path / "out", format="openvino")
+
+
+def test_openvino_has_files_of_its_own_which_are_checked(run: Path, folder: Path, tmp_path: Path) -> None:
+    record = json.loads((folder / "openvino-static" / "export.json").read_text())
+    assert (record["format"], [graph["file"] for graph in record["graphs"]]) == (
+        "openvino", ["layers-1.xml", "layers-3.xml"])  # fmt: skip
+    assert {"layers-1.bin", "layers-3.bin"} < record["sha256"].keys()
+    graph = (folder / "openvino-static" / "layers-1.xml").read_text()
+    assert graph.count('element_type="i8"') == 4  # Q, K and V at once, back, and the feed-forward's two
+    copy = tmp_path / "copy"
+    shutil.copytree(folder / "openvino", copy)
+    (copy / "layers-1.bin").write_bytes(b"0" * (copy / "layers-1.bin").stat().st_size)
+    with pytest.raises(ModelError, match=r"layers-1\.bin was damaged or changed after it was written"):
+        Run.open(copy)
+    (copy / "layers-1.xml").write_text("<net/>")
+    damaged = {**json.loads((copy / "export.json").read_text()), "sha256": hash_files(copy)}
+    (copy / "export.json").write_text(json.dumps(damaged))
+    with pytest.raises(ModelError, match=r"layers-1\.xml cannot be loaded by OpenVINO \(.*\): export it again"):
+        Run.open(copy).engine()
+
+
+def test_without_openvino_its_exports_name_the_extra(
+    run: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "openvino", None)
+    assert command("predict", folder / "openvino", "--text", "a superb story") == 5
+    assert "'openvino', which is not installed: pip install 'budgetformer[openvino]'" in capsys.readouterr().err
+
+
+def test_engines_are_compared_in_openvino_too(run: Path, tmp_path: Path) -> None:
+    engines = speed._prepare(Run.open(run), Run.open(run), None, tmp_path)
+    assert list(engines)[-2:] == ["OpenVINO dense int8", "OpenVINO staged int8"]
+    texts = [row["text"] for row in review_rows(30, noise=0.4)]
+    (dense, _), (staged, _) = engines["OpenVINO dense int8"], engines["ONNX dense fp32"]
+    labels = [Run.open(folder).predict(texts).labels for folder in (dense, staged)]
+    assert np.mean(np.array(labels[0]) == np.array(labels[1])) > 0.9
 
 
 def changed(folder: Path, target: Path, **changes: Any) -> Path:

@@ -1,4 +1,4 @@
-"""budgetformer export: a finished run as ONNX graphs, or as a static torch model with its best heads."""
+"""budgetformer export: a finished run as ONNX or OpenVINO graphs, or as a static torch model with its best heads."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ from budgetformer.errors import UsageError
 def export(
     run: Annotated[Path, typer.Argument(metavar="RUN", help="The directory of a run.", show_default=False)],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="The directory to write.")],
-    format_: Annotated[str, typer.Option("--format", help="onnx; torch: a --base run with its best heads.")] = "onnx",
+    format_: Annotated[
+        str, typer.Option("--format", help="onnx; openvino; torch: a --base run with its best heads.")
+    ] = "onnx",
     budget: Annotated[
         str | None,
-        typer.Option(help="onnx: what it answers with by default, as for predict; torch: the share of heads (0.5)."),
+        typer.Option(help="What it answers with by default, as for predict; torch: the share of heads (0.5)."),
     ] = None,
     int8: Annotated[
         bool, typer.Option("--int8", help="Linear layers in int8, with scales from held-out rows; what decides stays.")
@@ -32,7 +34,7 @@ def export(
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
-    """Write RUN as ONNX graphs, one for each stage, once they agree with it on real rows; or as a torch model."""
+    """Write RUN as graphs, one for each stage, once they agree with it on real rows; or as a torch model."""
     from budgetformer.cli.show import log, print_json
     from budgetformer.runs.run import Run
 
@@ -43,7 +45,7 @@ def export(
     if as_json:
         print_json(result)
         return
-    (_print_graphs if format_ == "onnx" else _print_frozen)(result, output)
+    (_print_frozen if format_ == "torch" else _print_graphs)(result, output)
     if format_ == "torch" and result["heads_by_layer"] is None:
         print(f"next, in Python: transformers.pipeline('text-classification', {str(output)!r})")
     else:

@@ -1,38 +1,20 @@
-"""ONNX Runtime as an engine, for the directories that `budgetformer export` writes: one graph for each stage.
-
-Between two graphs rows that leave are taken out, and the others go on together; the rule is `exits.Exits`, outside the
-graphs. Shapes: B samples, N tokens, D model width, C outputs, L layers, S stages.
-"""
+"""ONNX Runtime: it loads a graph and runs it."""
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.data.batches import Batch
-from budgetformer.data.tokens import TokenTable
-from budgetformer.dial import Dial
-from budgetformer.engine.scores import Outputs
-from budgetformer.errors import BudgetFormerWarning, MissingExtraError, ModelError, UsageError
-from budgetformer.exits import AfterStage, StageResult
-from budgetformer.runs.files import named_read_errors
-from budgetformer.runs.provenance import saturates
-from budgetformer.spec import ModelSpec
-from budgetformer.words import Words
+from budgetformer.errors import MissingExtraError, ModelError
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
 LEAST_RUNTIME = "1.22"  # of ONNX Runtime: it has all that the graphs use
-WORDS = "words.safetensors"
-_WORDS = ("idf", "weights", "bias")
-Floats = NDArray[np.float32]
 
 
 def runtime() -> Any:
@@ -65,167 +47,17 @@ def session(model: bytes | Path, threads: int | None = None) -> InferenceSession
         raise ModelError(f"{name} cannot be loaded by ONNX Runtime ({reason}): export it again") from None
 
 
-def run_graph(graph: InferenceSession, feed: Mapping[str, Any]) -> dict[str, Any]:
-    """A graph's outputs by name; what it does not take is left out of `feed`."""
-    inputs = {node.name for node in (*graph.get_inputs(), *graph.get_overridable_initializers())}
-    values = {n: np.asarray(v, np.int64) if v.dtype == bool else v for n, v in feed.items() if n in inputs}
-    return dict(zip([output.name for output in graph.get_outputs()], graph.run(None, values), strict=True))
+class OnnxGraph:
+    """A graph in ONNX Runtime; see graphs.Graph."""
 
+    def __init__(self, model: bytes | Path, threads: int | None = None) -> None:
+        self._session = session(model, threads)
+        self.version = f"onnxruntime {runtime().__version__}"
+        inputs = (*self._session.get_inputs(), *self._session.get_overridable_initializers())
+        self.inputs = frozenset(node.name for node in inputs)
+        self.outputs = {output.name: output.shape[-1] for output in self._session.get_outputs()}
 
-def save_words(folder: Path, words: Words) -> None:
-    """Write the linear model beside the graphs."""
-    from safetensors.numpy import save_file
-
-    save_file({name: np.ascontiguousarray(getattr(words, name)) for name in _WORDS}, folder / WORDS)
-
-
-def read_words(folder: Path) -> Words:
-    """The linear model beside the graphs."""
-    from safetensors.numpy import load_file
-
-    with named_read_errors(folder / WORDS, "export the run again"):
-        saved = load_file(folder / WORDS)
-        return Words(*(saved[name] for name in _WORDS))
-
-
-class StageGraph(NamedTuple):
-    """The layers of a stage; `heads` says how many run in each of them, where a text changes nothing."""
-
-    graph: InferenceSession
-    depth: int  # behind which layer it ends
-    heads: Sequence[int] | None
-
-
-class OnnxEngine:
-    """An export. Any budget of depth will do; heads are those of the budget `exported`, or max:X where they vary."""
-
-    details = False
-    batch_tokens = 4096  # padded tokens: about what a CPU's caches hold
-
-    def __init__(
-        self,
-        graphs: Sequence[StageGraph],
-        config: ModelSpec,
-        folder: Path,
-        exported: Dial,
-        words: Words | None = None,
-        precision: str = "fp32",
-    ) -> None:
-        self.graphs, self.config, self.folder, self.exported, self._words = graphs, config, folder, exported, words
-        self.name, self.version = f"onnx {precision}", f"onnxruntime {runtime().__version__}"
-
-    @classmethod
-    def load(cls, folder: Path, config: ModelSpec, record: Mapping[str, Any], threads: int | None = None) -> OnnxEngine:
-        """The engine of a directory that `budgetformer export` wrote, by what it says of its model and itself."""
-        depths, files = [depth for depth in config.stages.depths if depth], record["graphs"]
-        if [file["depth"] for file in files] != depths:
-            raise ModelError(f"{folder / 'export.json'} has graphs up to the layers {[f['depth'] for f in files]}, and "
-                             f"its model has stages up to {depths}: export it again")  # fmt: skip
-        graphs = []
-        for file in files:
-            graph = session(folder / file["file"], threads)
-            outputs = {output.name: output.shape[-1] for output in graph.get_outputs()}
-            if outputs.get(f"logits_{file['depth']}") != config.labels:
-                raise ModelError(f"{folder / file['file']} has the outputs {outputs!r:.80}, and export.json speaks of "
-                                 "another model: export it again")  # fmt: skip
-            graphs.append(StageGraph(graph, file["depth"], file["heads"]))
-        words = read_words(folder) if config.stages.words else None
-        if (record.get("int8") or {}).get("bits") == 8 and saturates():
-            warnings.warn(f"{folder} was exported in int8 where products of 8 bits do not overflow, and here they do: "
-                          "export it on this machine", BudgetFormerWarning, stacklevel=2)  # fmt: skip
-        return cls(graphs, config, folder, Dial.parse(record["dial"]), words, record["precision"])
-
-    def check(self, budget: Dial) -> Dial:
-        """Refuse a budget that the graphs cannot be set to."""
-        adjustable = self.graphs[0].heads is None and self.exported.heads.mode in ("learned", "max")
-        same = budget.heads == self.exported.heads or not self.config.gate.can_dial
-        if not same and not (adjustable and budget.mode == "max" and self._may_limit):
-            other = ", give max:X" if adjustable and self._may_limit else ""
-            raise UsageError(f"{self.folder} was exported with the budget {self.exported}, not {budget}: leave --budget"
-                             f" out{other}, or export it again")  # fmt: skip
-        return budget
-
-    @property
-    def _may_limit(self) -> bool:
-        """Whether the graphs take budget_max."""
-        return any(node.name == "budget_max" for node in self.graphs[0].graph.get_overridable_initializers())
-
-    def logits(self, batch: Batch, budget: Dial, after: AfterStage | None = None) -> Outputs:
-        """Answers where each sample left, and executed heads; predicted budgets are not among the graphs' outputs."""
-        config, limit = self.config, self.config.exit_limit(self.check(budget))
-        _check(batch, config, self.folder)
-        B, stages, first = len(batch.input_ids), config.stages, 0
-        logits = np.zeros((B, len(stages.depths), config.labels), np.float32)
-        heads, exits = np.zeros((B, config.num_hidden_layers), np.int16), np.zeros(B, np.int64)
-        rows, feed = np.arange(B), self._feed(batch, budget)
-        if stages.words:
-            assert batch.words_logits is not None
-            logits[:, 0] = batch.words_logits
-
-        def leave(stage: int) -> None:
-            """Take rows out that leave behind a stage, and columns that are padding for all others."""
-            nonlocal rows, feed
-            answers = logits[rows, stage]
-            leaves = stages.leaves(stage, answers, limit)
-            if after is not None:
-                leaves = after(StageResult(stage, rows, answers, heads[rows, :first], leaves))
-            if leaves.any():
-                stay = np.flatnonzero(~leaves)
-                columns = int(feed["attention_mask"][stay].any(axis=0).sum())  # padding is at the end
-                rows, feed = rows[stay], {n: v[stay, :columns] if v.ndim else v for n, v in feed.items()}
-
-        if stages.words:
-            leave(0)
-        for stage, (graph, depth, known) in enumerate(self.graphs, int(stages.words)):
-            if not len(rows):
-                break
-            with named_read_errors(self.folder, "export it again"):
-                outputs = run_graph(graph, feed)
-            words = logits[rows, 0] if stages.words else None
-            logits[rows, stage] = stages.add_words(stage, outputs[f"logits_{depth}"], words)
-            heads[rows, first:depth] = known or outputs[f"heads_{depth}"]
-            exits[rows], first = stage, depth
-            if depth < config.num_hidden_layers:
-                hidden = {name: value for name, value in outputs.items() if name.startswith("hidden")}
-                feed = hidden | {name: feed[name] for name in ("attention_mask", "budget_max") if name in feed}
-                leave(stage)
-        everything = config.exits and not limit and after is None and len(stages.depths) > 1
-        return Outputs(
-            logits[np.arange(B), exits] / stages.temperatures[exits, None], heads,
-            exits=exits if config.exits else None, stage_logits=logits if everything else None,
-        )  # fmt: skip
-
-    def _feed(self, batch: Batch, budget: Dial) -> dict[str, Any]:
-        types = np.zeros_like(batch.input_ids) if batch.token_type_ids is None else batch.token_type_ids
-        feed = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "token_type_ids": types}
-        if budget.mode == "max" and budget.heads != self.exported.heads:
-            feed["budget_max"] = np.array(budget.value, np.float64)
-        return feed
-
-    def words(self, table: TokenTable) -> Floats | None:
-        """The logits of the stage of words; None where there is none."""
-        return None if self._words is None else self._words.logits(table)
-
-    @contextmanager
-    def session(self, budget: Dial) -> Iterator[None]:
-        """Nothing has to be prepared."""
-        yield
-
-
-def _check(batch: Batch, config: ModelSpec, folder: Path) -> None:
-    ids, mask = batch.input_ids, batch.attention_mask
-    if ids.ndim != 2 or not ids.size or ids.shape != mask.shape:
-        raise UsageError(
-            f"input_ids has shape {ids.shape} and attention_mask {mask.shape}: give (batch, tokens), both the same "
-            "and at least 1"
-        )
-    if ids.shape[1] > (positions := config.max_position_embeddings):
-        raise UsageError(f"the input has {ids.shape[1]} tokens but the model {positions} positions: cut it")
-    if ids.min() < 0 or ids.max() >= config.vocab_size:
-        raise UsageError(
-            f"input_ids holds {ids.min()} to {ids.max()}, but the vocabulary has {config.vocab_size} pieces: "
-            f"use the tokenizer in {folder}"
-        )
-    if not mask.any(axis=1).all():
-        row = int(mask.any(axis=1).argmin())
-        raise UsageError(f"attention_mask: sample {row} has no real token; give every text at least one")
+    def run(self, feed: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
+        """Outputs by name; what the graph does not take is left out of `feed`."""
+        values = {n: np.asarray(v, np.int64) if v.dtype == bool else v for n, v in feed.items() if n in self.inputs}
+        return dict(zip(self.outputs, self._session.run(None, values), strict=True))

@@ -12,14 +12,14 @@ What decides stays in full precision: gates, exits, the classifier. So do embedd
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from budgetformer.engine.onnx import run_graph, session
+from budgetformer.engine.onnx import OnnxGraph
 from budgetformer.export.cut import all_nodes
 from budgetformer.export.network import EXIT, GATE
 
@@ -65,10 +65,10 @@ def fit_scales(
     watched = type(model)()
     watched.CopyFrom(model)
     watched.graph.output.extend(helper.make_tensor_value_info(name, 1, None) for name in readers)
-    graph, outputs = session(watched.SerializeToString()), []
+    graph, outputs = OnnxGraph(watched.SerializeToString()), []
     values: dict[str, list[Floats]] = {name: [] for name in readers}
     for batch in batches:
-        result = run_graph(graph, batch)
+        result = graph.run(batch)
         real = np.asarray(batch["attention_mask"]).astype(bool)
         for name in readers:
             values[name].append(result.pop(name)[real])
@@ -107,10 +107,11 @@ def _rounded(w_IO: Floats, largest: int) -> tuple[Floats, Floats]:
     return np.rint(w_IO / step_O), step_O
 
 
-def quantize(model: ModelProto, scales: Mapping[str, Scale] | None, *, bits: int) -> None:
+def quantize(model: ModelProto, scales: Mapping[str, Scale] | None, *, bits: int, fused: bool = True) -> None:
     """Change a graph's linear layers to int8 in place; without `scales` each batch gets its own.
 
-    `bits` of weights: 7 where a processor adds products of 8 bits in 16, which saturate.
+    `bits` of weights: 7 where a processor adds products of 8 bits in 16, which saturate. A `fused` product is an
+    operator that ONNX Runtime alone has; else it is one of rounded numbers in full precision, which a runtime replaces.
     """
     graph, largest, made = model.graph, 2 ** (bits - 1) - 1, set[str]()
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -121,32 +122,42 @@ def quantize(model: ModelProto, scales: Mapping[str, Scale] | None, *, bits: int
             graph.initializer.append(numpy_helper.from_array(np.asarray(value), name))
         return name
 
+    def insert(before: NodeProto, kind: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
+        if output not in made:
+            made.add(output)
+            place = next(number for number, node in enumerate(graph.node) if node.name == before.name)
+            graph.node.insert(place, helper.make_node(kind, inputs, [output], **attributes))
+        return output
+
     for node, weight in linear_layers(graph):
         x = node.input[0]
+        w, w_step = f"{weight}.int8", f"{weight}.step"
         if weight in tensors:
             w_IO = numpy_helper.to_array(tensors.pop(weight))
             q_IO, step_O = _rounded(w_IO if scales is None else w_IO * scales[x].factor[:, None], largest)
-            constant(f"{weight}.int8", q_IO.astype(np.int8))
-            constant(f"{weight}.step", step_O)
+            constant(w, q_IO.astype(np.int8))
+            constant(w_step, step_O)
         if scales is None:
-            inputs = [x, f"{weight}.int8", f"{weight}.step"]
-            node.op_type = "DynamicQuantizeMatMul"
+            _replace(node, "DynamicQuantizeMatMul", [x, w, w_step])
+            continue
+        step, zero = constant(f"{x}.step", scales[x].step), constant(f"{x}.zero", scales[x].zero)
+        inverse = constant(f"{x}.inverse", 1 / scales[x].factor)
+        smooth = insert(node, "Mul", [x, inverse], f"{x}.smooth")
+        q = insert(node, "QuantizeLinear", [smooth, step, zero], f"{x}.int8")
+        if fused:
+            _replace(node, "MatMulIntegerToFloat", [q, w, step, w_step, zero])
         else:
-            step, zero = constant(f"{x}.step", scales[x].step), constant(f"{x}.zero", scales[x].zero)
-            if f"{x}.int8" not in made:
-                made.add(f"{x}.int8")
-                place = next(number for number, n in enumerate(graph.node) if n is node or n.name == node.name)
-                inverse = constant(f"{x}.inverse", 1 / scales[x].factor)
-                graph.node.insert(place, helper.make_node("QuantizeLinear", [f"{x}.smooth", step, zero], [f"{x}.int8"]))
-                graph.node.insert(place, helper.make_node("Mul", [x, inverse], [f"{x}.smooth"]))
-            inputs = [f"{x}.int8", f"{weight}.int8", step, f"{weight}.step", zero]
-            node.op_type = "MatMulIntegerToFloat"
-        node.domain = "com.microsoft"
-        del node.input[:]
-        node.input.extend(inputs)
+            node.input[0] = insert(node, "DequantizeLinear", [q, step, zero], f"{x}.rounded")
+            node.input[1] = insert(node, "DequantizeLinear", [w, w_step], f"{weight}.rounded", axis=1)
     read = {name for node in all_nodes(graph) for name in node.input}
     remaining = [tensor for tensor in graph.initializer if tensor.name in read]
     del graph.initializer[:]
     graph.initializer.extend(remaining)
     if "com.microsoft" not in {opset.domain for opset in model.opset_import}:
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+
+
+def _replace(node: NodeProto, kind: str, inputs: Sequence[str]) -> None:
+    """By an operator of ONNX Runtime's own set."""
+    node.op_type, node.domain = kind, "com.microsoft"
+    node.input[:] = inputs

@@ -1,4 +1,4 @@
-"""From a finished run to a directory with checked ONNX graphs, one for each stage, its tokenizer and its labels."""
+"""From a finished run to a directory with checked graphs, one for each stage, its tokenizer and its labels."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 
 from budgetformer.data.batches import collate, eval_plan
 from budgetformer.dial import Dial
-from budgetformer.engine.onnx import OnnxEngine, StageGraph, runtime, save_words, session
+from budgetformer.engine import onnx, openvino
+from budgetformer.engine.graphs import Graph, GraphEngine, StageGraph, save_words
 from budgetformer.engine.scores import Scores, leave_early, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
@@ -37,6 +38,21 @@ INT8 = ("static", "dynamic")
 _SCALED = 8  # every so many rows set the scales of static int8; the others show what it changes
 
 
+class Format(NamedTuple):
+    """A kind of graphs: the ending of their files, how ONNX becomes one, and the packages that have a part in it."""
+
+    ending: str
+    load: Callable[[bytes], Graph]
+    save: Callable[[bytes, Path], Any]
+    packages: tuple[str, ...]
+
+
+FORMATS = {
+    "onnx": Format("onnx", onnx.OnnxGraph, lambda source, file: file.write_bytes(source), ("onnx", "onnxruntime")),
+    "openvino": Format("xml", openvino.OpenVinoGraph, openvino.save_graph, ("onnx", "onnxruntime", "openvino")),
+}
+
+
 def export_model(
     model: BudgetFormerForSequenceClassification,
     tokenizer: Mapping[str, bytes],
@@ -46,6 +62,7 @@ def export_model(
     dial: Dial,
     int8: str | None,
     rows: CheckRows,
+    format: str = "onnx",
     beside: Sequence[Path] = (),
 ) -> dict[str, Any]:
     """Write `target`, whole or not at all, once its graphs agree with the model on `rows`; what export.json says.
@@ -53,15 +70,16 @@ def export_model(
     `tokenizer` is its files by name, `record` what the run says of itself: format, name, labels, columns and weights.
     The files `beside` go along.
     """
-    config, graphs = model.config.spec, stage_graphs(model, dial)
+    config, graphs = model.config.spec, stage_graphs(model, dial, fused=format == "onnx")
     depth = config.exits is not None and dial.mode in ("learned", "share", "exit")
     full, limit = Dial("exit", 0.0) if depth else dial, config.exit_limit(dial)
     words = None if model.stages.words is None else model.stages.words.model
-    parts, result = _parts(model, dial), dict[str, Any]()
+    ending, load, save, packages = FORMATS[format]
+    parts, result = _parts(model, dial, ending), dict[str, Any]()
 
     def scored(sources: Sequence[bytes]) -> Scores:
-        loaded = [StageGraph(session(s), p["depth"], p["heads"]) for s, p in zip(sources, parts, strict=True)]
-        return score(OnnxEngine(loaded, config, target, dial, words), rows.table, full)
+        loaded = [StageGraph(load(s), p["depth"], p["heads"]) for s, p in zip(sources, parts, strict=True)]
+        return score(GraphEngine(loaded, config, target, dial, words), rows.table, full)
 
     def fill(staged: Path) -> None:
         sources = [graph.SerializeToString() for graph in graphs]
@@ -71,9 +89,9 @@ def export_model(
         verification["exits"] = None if early is None else changes(rows, ours, early, config)
         files, quantized = [staged / part["file"] for part in parts], None
         if int8:
-            sources = _quantized(model, dial, graphs, int8, rows, bits)
+            sources = _quantized(model, dial, graphs, int8, rows, bits, format)
         for file, source in zip(files, sources, strict=True):
-            file.write_bytes(source)
+            save(source, file)
         if int8:
             probe(files)
             changed = changes(rows, ours, scored(sources), config, without=_SCALED if int8 == "static" else None)
@@ -85,12 +103,12 @@ def export_model(
         for file in beside:
             shutil.copy(file, staged)
         result.update({
-            "format": "onnx", "opset": OPSET, "dial": str(dial), "precision": f"int8 {int8}" if int8 else "fp32",
+            "format": format, "opset": OPSET, "dial": str(dial), "precision": f"int8 {int8}" if int8 else "fp32",
             **record, "task": config.task, "model": asdict(config), "graphs": parts,
             "heads": config.num_attention_heads, "layers": config.num_hidden_layers,
-            "bytes": sum(file.stat().st_size for file in files), "sha256": hash_files(staged),
+            "bytes": sum(file.stat().st_size for file in staged.glob("layers-*")), "sha256": hash_files(staged),
             "files": sorted({"export.json", *(path.name for path in staged.iterdir())}),
-            "verification": verification, "int8": quantized, "environment": environment("onnx", "onnxruntime"),
+            "verification": verification, "int8": quantized, "environment": environment(*packages),
         })  # fmt: skip
         write_json(staged / "export.json", result)
 
@@ -98,12 +116,12 @@ def export_model(
     return result
 
 
-def _parts(model: BudgetFormerForSequenceClassification, dial: Dial) -> list[dict[str, Any]]:
+def _parts(model: BudgetFormerForSequenceClassification, dial: Dial, ending: str) -> list[dict[str, Any]]:
     """Of each stage's graph the file, its last layer, and the heads of its layers where all texts run the same."""
     heads = heads_by_layer(model, dial) if same_heads(model, dial) else None
     depths = [depth for depth in model.config.stages.depths if depth]
     return [
-        {"file": f"layers-{last}.onnx", "depth": last, "heads": heads and heads[first:last]}
+        {"file": f"layers-{last}.{ending}", "depth": last, "heads": heads and heads[first:last]}
         for first, last in zip([0, *depths], depths, strict=False)
     ]
 
@@ -122,34 +140,47 @@ def narrowed(model: BudgetFormerForSequenceClassification, dial: Dial) -> Budget
 
 
 def stage_graphs(
-    model: BudgetFormerForSequenceClassification, dial: Dial, *, separate: bool = False
+    model: BudgetFormerForSequenceClassification, dial: Dial, *, separate: bool = False, fused: bool = True
 ) -> list[ModelProto]:
-    """A graph for each stage of layers: traced, or where heads depend on the text, of our own encoder, hand-written."""
+    """A graph for each stage of layers: traced, or where heads depend on the text, of our own encoder, hand-written.
+
+    `fused` operators are those that ONNX Runtime alone has.
+    """
     depths = [depth for depth in model.config.stages.depths if depth]
-    if _skips_heads(model, dial):
+    if skips_heads(model, dial):
         return cut_stages(build(model, dial, separate=separate), depths)
-    return cut_stages(trace(model, dial), depths)
+    return cut_stages(trace(model, dial, fused=fused), depths)
 
 
-def _skips_heads(model: BudgetFormerForSequenceClassification, dial: Dial) -> bool:
+def skips_heads(model: BudgetFormerForSequenceClassification, dial: Dial) -> bool:
+    """Whether the graph chooses heads by text, and leaves the others out."""
     return model.config.base is None and not same_heads(model, dial)
 
 
-def choose_scales(model: BudgetFormerForSequenceClassification, dial: Dial, int8: bool | str) -> str | None:
+def choose_scales(
+    model: BudgetFormerForSequenceClassification, dial: Dial, int8: bool | str, format: str
+) -> str | None:
     """static or dynamic, where int8 is asked for: static unless the graph chooses heads."""
     if int8 not in (True, False, *INT8):
         raise UsageError(f"--int8 {int8!r}: give static or dynamic")
-    if int8 == "static" and _skips_heads(model, dial):
+    if int8 == "dynamic" and format == "openvino":
+        raise UsageError("--dynamic: OpenVINO has no such operator: leave it out, or give --format onnx")
+    if int8 == "static" and skips_heads(model, dial):
         raise UsageError(
             "--int8 static: which heads run depends on the text here, so that what they read has no fixed scale: give "
             "--int8 --dynamic"
         )
-    return ("dynamic" if _skips_heads(model, dial) else "static") if int8 is True else int8 or None
+    return ("dynamic" if skips_heads(model, dial) else "static") if int8 is True else int8 or None
 
 
-def check_target(model: BudgetFormerForSequenceClassification, target: Path, dial: Dial) -> None:
+def check_target(model: BudgetFormerForSequenceClassification, target: Path, dial: Dial, format: str) -> None:
     """Refuse what cannot be exported, and a target that is not ours: an earlier export may be replaced, no more."""
-    runtime()
+    onnx.runtime()
+    if format == "openvino":
+        openvino.runtime()
+        if skips_heads(model, dial):
+            raise UsageError("--format openvino: which heads run depends on the text here, and OpenVINO would run all: "
+                             "give --format onnx")  # fmt: skip
     if target.exists() and not target.is_dir():
         raise UsageError(f"{target} is a file: give a directory with -o")
     if target.is_dir() and any(target.iterdir()):
@@ -171,6 +202,7 @@ def _quantized(
     int8: str,
     rows: CheckRows,
     bits: int,
+    format: str,
 ) -> list[bytes]:
     """The graphs in int8, with scales from some of the rows where they are static."""
     if int8 == "dynamic":
@@ -189,17 +221,17 @@ def _quantized(
     for graph in graphs:
         scales, outputs = fit_scales(graph, feeds)
         feeds = [{**feed, **output} for feed, output in zip(feeds, outputs, strict=True)]
-        quantize(graph, scales, bits=bits)
+        quantize(graph, scales, bits=bits, fused=format == "onnx")
     return [graph.SerializeToString() for graph in graphs]
 
 
 _PROBE = """
 import sys, numpy
 from pathlib import Path
-from budgetformer.engine.onnx import run_graph, session
+from budgetformer.engine.graphs import open_graph
 feed = {name: numpy.ones((2, 3), numpy.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
 for file in sys.argv[1:]:
-    feed |= run_graph(session(Path(file)), feed)
+    feed |= open_graph(Path(file)).run(feed)
 """
 
 

@@ -42,11 +42,14 @@ def heads_by_layer(model: BudgetFormerForSequenceClassification, dial: Dial) -> 
     return [int(a.active.sum()) for a in _allocations(model, dial)]
 
 
-def trace(model: BudgetFormerForSequenceClassification, dial: Dial) -> ModelProto:
-    """The graph: input_ids, attention_mask (and token_type_ids) -> hidden states, logits (and heads) by depth."""
+def trace(model: BudgetFormerForSequenceClassification, dial: Dial, *, fused: bool = True) -> ModelProto:
+    """The graph: input_ids, attention_mask (and token_type_ids) -> hidden states, logits (and heads) by depth.
+
+    `fused` attention is an operator that ONNX Runtime alone has.
+    """
     import onnx
 
-    network, file = _Network(model, dial).eval(), BytesIO()
+    network, file = _Network(model, dial, fused).eval(), BytesIO()
     ids = torch.ones(2, 7, dtype=torch.long)
     names = ["input_ids", "attention_mask", *["token_type_ids"] * model.config.segment_embeddings]
     free = {name: {0: "batch", **({} if "logits" in name or "heads" in name else {1: "length"})}
@@ -90,7 +93,7 @@ class _Heads(torch.autograd.Function):
 class _Network(nn.Module):
     """The model's layers from the first to the last, and the heads of its exits."""
 
-    def __init__(self, model: BudgetFormerForSequenceClassification, dial: Dial) -> None:
+    def __init__(self, model: BudgetFormerForSequenceClassification, dial: Dial, fused: bool) -> None:
         super().__init__()
         self.config, self.exits, self.base = model.config, model.stages.heads, copy.deepcopy(model.base)
         allocations = _allocations(model, dial) if same_heads(model, dial) else None
@@ -100,7 +103,7 @@ class _Network(nn.Module):
             if isinstance(parent, RetrofitAttention | Block):
                 name = "core" if isinstance(parent, RetrofitAttention) else "attention"
                 fixed = None if allocations is None else allocations[len(self.attentions)]
-                self.attentions.append(_Attention(getattr(parent, name), fixed))
+                self.attentions.append(_Attention(getattr(parent, name), fixed, fused))
                 setattr(parent, name, self.attentions[-1])
         depths = [depth for depth in self.config.stages.depths if depth]
         kinds = ["logits", *["heads"] * (allocations is None)]
@@ -130,9 +133,9 @@ class _Network(nn.Module):
 class _Attention(nn.Module):
     """An attention as ONNX Runtime computes it quickest; `fixed` says which heads every text gets."""
 
-    def __init__(self, layer: BudgetedAttention | BiasOnly, fixed: Allocation | None) -> None:
+    def __init__(self, layer: BudgetedAttention | BiasOnly, fixed: Allocation | None, fused: bool) -> None:
         super().__init__()
-        self.allocator = layer.allocator
+        self.allocator, self.fused = layer.allocator, fused
         if isinstance(layer, BiasOnly):
             self.heads, self.bias = 0, layer.bias
             return
@@ -157,7 +160,7 @@ class _Attention(nn.Module):
             return self.bias.expand_as(x_BND), None
         width = self.out.in_features
         q, k, v = self.qkv(x_BND).split(width, dim=-1)
-        if positions is None:
+        if positions is None and self.fused:
             y_BNC = _Heads.apply(q, k, v, mask_BN.int(), self.heads)  # type: ignore[no-untyped-call]
         else:
             y_BNC = self._attend(q, k, v, mask_BN, positions)
@@ -168,12 +171,15 @@ class _Attention(nn.Module):
             y_BNC = y_BNC * allocation.weights.repeat_interleave(width // self.heads, dim=1)[:, None]
         return self.out(y_BNC), allocation
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask_BN: Tensor, positions: Positions) -> Tensor:
-        """Rotated queries and keys, in plain operators; places that see nothing real attend to everything."""
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, mask_BN: Tensor, positions: Positions | None) -> Tensor:
+        """In plain operators, with rotated queries and keys; places that see nothing real attend to everything."""
         q, k, v = (t.view(*t.shape[:2], self.heads, -1).transpose(1, 2) for t in (q, k, v))
-        allowed, window_NN = mask_BN[:, None, None, :], positions.window_mask(q.shape[2])
-        allowed = allowed if window_NN is None else allowed & window_NN
-        scores = positions.rotate(q) @ positions.rotate(k).transpose(-1, -2) * q.shape[-1] ** -0.5
+        allowed = mask_BN[:, None, None, :]
+        if positions is not None:
+            window_NN = positions.window_mask(q.shape[2])
+            allowed = allowed if window_NN is None else allowed & window_NN
+            q, k = positions.rotate(q), positions.rotate(k)
+        scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
         scores = scores.masked_fill(~allowed, torch.finfo(scores.dtype).min)
         y: Tensor = (scores.softmax(dim=-1) @ v).transpose(1, 2).flatten(2)
         return y

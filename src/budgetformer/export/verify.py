@@ -53,7 +53,7 @@ def check_equal(
             f"the graph does not agree with the model on {len(wrong)} of {rows.source}, first on row {row + 1} (line "
             f"{rows.table.lines[row]}): logits {_shown(ours.logits[row])} and {_shown(theirs.logits[row])}, heads by "
             f"layer {ours.heads[row].tolist()} and {theirs.heads[row].tolist()}. Nothing was written; try another "
-            "version of onnxruntime, and please report it"
+            "version of the runtime, and please report it"
         )
     return {
         "rows": len(equal),

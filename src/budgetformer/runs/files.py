@@ -19,7 +19,8 @@ from safetensors import SafetensorError
 from budgetformer.errors import DataError, MissingExtraError, ModelError, UsageError
 
 COPY_AGAIN = "copy the directory again, or train or export again"
-_ANSWERS_COME_FROM = re.compile(r"config\.json|tokenizer.*\.json|special_tokens_map\.json|.*\.(safetensors|onnx)")
+WEIGHTS = (".safetensors", ".onnx", ".xml", ".bin")  # endings of files that hold them
+_SETTINGS = re.compile(r"(config|tokenizer.*|special_tokens_map)\.json")
 
 
 _GO_ON = "What was saved before is intact: fix it and go on with --resume"
@@ -234,7 +235,7 @@ def hash_file(path: Path) -> str:
 
 def hash_files(folder: Path) -> dict[str, str]:
     """The SHA-256 of each file in a directory that answers come from, by name."""
-    files = sorted(path for path in folder.iterdir() if path.is_file() and _ANSWERS_COME_FROM.fullmatch(path.name))
+    files = sorted(p for p in folder.iterdir() if p.is_file() and (p.suffix in WEIGHTS or _SETTINGS.fullmatch(p.name)))
     return {file.name: hash_file(file) for file in files}
 
 

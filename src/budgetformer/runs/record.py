@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from budgetformer.errors import ModelError
-from budgetformer.runs.files import check_hashes, read_json
+from budgetformer.runs.files import WEIGHTS, check_hashes, read_json
 from budgetformer.spec import ModelSpec
 
 FORMAT_VERSION = 1  # of run.json and export.json
@@ -38,6 +38,7 @@ class _Export(_Run):
 
     dial: str
     model: ModelSpec
+    format: str
     precision: str
     graphs: list[dict[str, Any]]
     sha256: dict[str, str]
@@ -55,7 +56,7 @@ def read_record(folder: Path) -> dict[str, Any]:
     if not exported and not (folder / "config.json").exists():
         raise ModelError(f"{folder} is not finished (status: {record.get('status')}): continue it with --resume")
     record = read_json(file, f"{_REMEDY}{', or export it again' * exported}", _Export if exported else _Run)
-    check_hashes(folder, record.get("sha256", {}), ".json", *((".onnx", ".safetensors") if exported else ()))
+    check_hashes(folder, record.get("sha256", {}), ".json", *(WEIGHTS if exported else ()))
     return record
 
 

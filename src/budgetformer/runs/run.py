@@ -32,7 +32,7 @@ from budgetformer.data.tokenizer import tokenizer_files
 from budgetformer.data.tokens import TextEncoder, TokenTable, encode_split
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import named, rounded
-from budgetformer.engine.onnx import OnnxEngine
+from budgetformer.engine.graphs import GraphEngine
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Engine, Scores, cost_shares, score
 from budgetformer.errors import DataError, ModelError, UsageError
@@ -170,7 +170,7 @@ class Run:
         return text if isinstance(text, Dial) else named_dial(text, self.points)
 
     def engine(self, device: str | None = None, threads: int | None = None) -> Engine:
-        """What runs the model: ONNX Runtime for an export, else torch (default: on a GPU if there is one).
+        """What runs the model: ONNX Runtime or OpenVINO for an export, else torch (default: on a GPU if there is one).
 
         `threads` are those of this process; None: OMP_NUM_THREADS, or what the library chooses.
         """
@@ -178,7 +178,7 @@ class Run:
             with named_read_errors(self.folder, COPY_AGAIN):
                 chosen = os.environ.get("OMP_NUM_THREADS", "")
                 threads = threads or (int(chosen) if chosen.isdecimal() else None)
-                engine = OnnxEngine.load(self.folder, self.config, self.record, threads)
+                engine = GraphEngine.load(self.folder, self.config, self.record, threads)
                 self._try(engine)
                 return engine
         import torch
@@ -320,8 +320,9 @@ class Run:
         rows: str | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> dict[str, Any]:
-        """Write ONNX graphs that are checked against the model, on `rows` or on rows that the run kept back.
+        """Write graphs that are checked against the model, on `rows` or on rows that the run kept back.
 
+        Format "onnx" is for ONNX Runtime, "openvino" for OpenVINO.
         `int8` is static (scales from held-out rows; True where that can be), dynamic (scales by batch) or False.
         With format "torch": a static model with the best heads (and feed-forward groups); `budget`: their cost (0.5).
         """
@@ -330,28 +331,30 @@ class Run:
             from budgetformer.export.frozen import export_frozen
 
             if int8 or rows is not None:
-                raise UsageError("--int8 and --rows are for --format onnx: leave them out")
+                raise UsageError("--int8 and --rows are for graphs: leave them out")
             share = 0.5 if budget is None else self._share(budget)
             return export_frozen(self.model, files, self.record, Path(target), run=self.folder, budget=share)
-        if format != "onnx":
-            raise UsageError(f"--format {format!r}: give onnx or torch")
         import torch
 
-        from budgetformer.export.run import check_target, choose_scales, export_model, narrowed
+        from budgetformer.export.run import FORMATS, check_target, choose_scales, export_model, narrowed
 
+        if format not in FORMATS:
+            raise UsageError(f"--format {format!r}: give {', '.join(FORMATS)} or torch")
         dial = self.budget(budget)
         model = narrowed(self.model, dial)
-        check_target(model, Path(target), dial)
-        scales = choose_scales(model, dial, int8)
+        check_target(model, Path(target), dial, format)
+        scales = choose_scales(model, dial, int8, format)
         torch.nn.Module.float(model)
-        chosen = self._check_rows(None if rows is None else DataSource(rows), log)
+        chosen = self.check_rows(None if rows is None else DataSource(rows), log)
         log(f"comparing with the model on {chosen.source}")
         record = {name: self.record[name] for name in ("format_version", "name", "labels", "pairs", "max_length")}
         record |= {"text_columns": self.text_columns, "run": {"name": self.record["name"], "sha256": self.digest}}
         record |= {key: self.record.get(key) for key in ("data", "data_path", "data_digests")}
         record["point"] = budget if isinstance(budget, str) and budget in self.points else None
         beside = [file for name in (CALIBRATION, TRAINING_ROWS) if (file := self.folder / name).exists()]
-        return export_model(model, files, record, Path(target), dial=dial, int8=scales, rows=chosen, beside=beside)
+        return export_model(
+            model, files, record, Path(target), dial=dial, int8=scales, rows=chosen, format=format, beside=beside
+        )
 
     def _share(self, budget: str | float | Dial) -> float:
         """The share of the cost of all units that a budget asks to keep: a number, or mean:X."""
@@ -362,7 +365,7 @@ class Run:
             raise UsageError(f"budget {dial}: give the share of all heads that are kept, such as 0.5")
         return dial.value
 
-    def _check_rows(self, source: DataSource | None, log: Callable[[str], None]) -> CheckRows:
+    def check_rows(self, source: DataSource | None, log: Callable[[str], None]) -> CheckRows:
         """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""
         from budgetformer.export.verify import CheckRows
 
