@@ -67,8 +67,7 @@ def export_model(
 ) -> dict[str, Any]:
     """Write `target`, whole or not at all, once its graphs agree with the model on `rows`; what export.json says.
 
-    `tokenizer` is its files by name, `record` what the run says of itself: format, name, labels, columns and weights.
-    The files `beside` go along.
+    `tokenizer` is its files by name, `record` what the run says of itself; the files `beside` go along.
     """
     config, graphs = model.config.spec, stage_graphs(model, dial, fused=format == "onnx")
     depth = config.exits is not None and dial.mode in ("learned", "share", "exit")
