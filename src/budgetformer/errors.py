@@ -38,5 +38,6 @@ class MissingExtraError(BudgetFormerError, ImportError):
 
     def __init__(self, extra: str, package: str) -> None:
         super().__init__(
-            f"this needs the package {package!r}, which is not installed: pip install 'budgetformer[{extra}]'"
+            f"this needs the package {package!r}, which is not installed: install budgetformer with its extra "
+            f"{extra!r}, from a checkout by pip install '.[{extra}]'"
         )

@@ -229,7 +229,7 @@ def test_a_missing_extra_is_named(
     for name in [name for name in sys.modules if name.startswith("budgetformer.export")]:
         monkeypatch.delitem(sys.modules, name)
     assert command("export", str(run), "-o", str(tmp_path / "out")) == 5
-    assert f"{package!r}, which is not installed: pip install 'budgetformer[onnx]'" in capsys.readouterr().err
+    assert f"{package!r}, which is not installed: install budgetformer with its extra 'onnx'" in capsys.readouterr().err
 
 
 def test_damaged_exports_are_named(exported: Path, tmp_path: Path) -> None:

@@ -164,6 +164,16 @@ def test_a_frozen_model_is_the_static_order_cut(kind: str, tmp_path: Path) -> No
     assert sum(p.numel() for p in again.parameters()) < sum(p.numel() for p in model.parameters())
 
 
+def test_a_frozen_model_has_the_weights_that_its_heads_had() -> None:
+    model = retrofit(tiny("bert"), gates={"kind": "order", "renormalize": True}).eval()
+    ids, mask = ragged()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        expected = model(ids, mask, budget="fixed:0.4").logits
+        torch.testing.assert_close(model.freeze(0.4)(ids, mask).logits, expected, atol=1e-5, rtol=1e-5)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_frozen_with_all_heads_it_is_an_ordinary_model(tmp_path: Path) -> None:
     original = tiny("bert", id2label={0: "a", 1: "b", 2: "c"})
     ids, mask = ragged()

@@ -20,7 +20,7 @@ def test_without_ray_the_extra_is_named(
     monkeypatch.setitem(sys.modules, "ray", None)
     write(tmp_path / "a.jsonl", ROWS)
     assert command("predict", "run", str(tmp_path), "-o", str(tmp_path / "out"), "--workers", "0") == 5
-    assert "pip install 'budgetformer[ray]'" in capsys.readouterr().err
+    assert "pip install '.[ray]'" in capsys.readouterr().err
 
 
 def test_two_files_do_not_share_an_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -35,7 +35,7 @@ def test_two_files_do_not_share_an_output(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_ray_gives_the_rows_of_the_local_engine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ray = pytest.importorskip("ray", reason="ray is not installed: pip install 'budgetformer[ray]'")
+    ray = pytest.importorskip("ray", reason="ray is not installed: pip install '.[ray]'")
     run = make_run(tmp_path / "run", exits=EXITS)
     folder, out = tmp_path / "in", tmp_path / "out"
     folder.mkdir()

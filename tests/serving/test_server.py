@@ -207,7 +207,7 @@ def test_without_the_extra(run: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     monkeypatch.delitem(sys.modules, "budgetformer.serving.server", raising=False)
     assert command("serve", str(run)) == 5
-    assert "pip install 'budgetformer[serve]'" in capsys.readouterr().err
+    assert "pip install '.[serve]'" in capsys.readouterr().err
 
 
 def test_the_flags_have_the_defaults_of_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:

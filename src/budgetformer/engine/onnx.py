@@ -26,7 +26,7 @@ def runtime() -> Any:
     has, least = ([int(part) for part in v.split(".")[:2]] for v in (onnxruntime.__version__, LEAST_RUNTIME))
     if has < least:
         raise ModelError(f"onnxruntime {onnxruntime.__version__} is too old, exports need {LEAST_RUNTIME}: "
-                         "pip install -U 'budgetformer[onnx]'")  # fmt: skip
+                         "pip install -U onnxruntime")  # fmt: skip
     return onnxruntime
 
 
