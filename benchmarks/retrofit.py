@@ -216,29 +216,25 @@ def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
     return {"dial": "tfidf", **proportion(right, len(labels))}
 
 
-def run(options: argparse.Namespace) -> None:
-    results = Path(options.results)
+def run_cells(options: argparse.Namespace, cell: Any, **facts: Any) -> None:
+    """Compute each cell that has no file yet, and write it with what it was made of."""
+    results, encoder = Path(options.results), [facts["encoder"]] if "encoder" in facts else []
     results.mkdir(parents=True, exist_ok=True)
-    for seed in options.seeds:
-        for dataset in options.datasets:
-            for method in options.methods:
-                file = results / f"{dataset}-{method}-{seed}.json"
-                if file.exists():
-                    continue
-                began = time.monotonic()
-                result = cell(options, dataset, method, seed)
-                facts = {
-                    "dataset": dataset,
-                    "method": method,
-                    "seed": seed,
-                    "train_rows": options.rows,
-                    "epochs": options.epochs,
-                    "precision": options.precision,
-                    "dropout": options.dropout,
-                }
-                more = {"seconds": time.monotonic() - began, "environment": environment()}
-                write_text(file, json.dumps({**facts, **result, **more}, indent=2) + "\n")
-                print(file, flush=True)
+    for seed, dataset, method in itertools.product(options.seeds, options.datasets, options.methods):
+        file = results / f"{'-'.join([dataset, *encoder, method, str(seed)])}.json"
+        if file.exists():
+            continue
+        began = time.monotonic()
+        about = {"dataset": dataset, "method": method, "seed": seed, "train_rows": options.rows, **facts}
+        about |= {name: getattr(options, name) for name in ("epochs", "precision", "dropout")}
+        about |= cell(options, dataset, method, seed)
+        about |= {"seconds": time.monotonic() - began, "environment": environment()}
+        write_text(file, json.dumps(about, indent=2) + "\n")
+        print(file, flush=True)
+
+
+def run(options: argparse.Namespace) -> None:
+    run_cells(options, cell)
 
 
 def clock(options: argparse.Namespace) -> None:

@@ -256,6 +256,8 @@ def draw(rows: dict[str, Any], file: Path) -> None:
 
 
 def main() -> None:
+    import stages
+
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
     for name, verb in (("run", run), ("plot", plot)):
@@ -264,18 +266,9 @@ def main() -> None:
         sub.add_argument("--results", default="docs/results/rivals")
         if name == "run":
             sub.add_argument("--part", choices=("score", "time"), help="train and score, or time (default: both)")
-            sub.add_argument("--base", required=True)
-            sub.add_argument("--data-dir", help="a folder with a folder for each data set (default: the hub)")
-            sub.add_argument("--runs", default="runs/stages", help="of benchmarks/stages.py")
-            sub.add_argument("--datasets", nargs="+", default=list(EPOCHS))
+            stages.add_training_options(sub, EPOCHS, epochs=None)
             sub.add_argument("--rivals", nargs="+", choices=RIVALS, default=list(RIVALS))
-            sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-            sub.add_argument("--rows", type=int, default=10000, help="to train on")
             sub.add_argument("--test-rows", type=int, help="so many, drawn once (default: all)")
-            sub.add_argument("--epochs", type=int, help="of `start`, and of what is trained on from it")
-            sub.add_argument("--lr", type=float, default=1e-4)
-            sub.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training")
-            sub.add_argument("--dropout", type=float, help="of encoder and attention (default: the base's own)")
             sub.add_argument("--texts", type=int, default=1000, help="to time")
             sub.add_argument("--seconds", type=float, default=5.0, help="to time a batch size, or one pass")
             sub.add_argument("--rounds", type=int, default=2, help="new processes for each time; the best is taken")

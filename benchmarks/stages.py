@@ -20,14 +20,14 @@ import argparse
 import json
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from retrofit import opened, source, tfidf
+from retrofit import opened, run_cells, source, tfidf
 from transformers import AutoModelForSequenceClassification
 
 from budgetformer.data.dataset import open_data
@@ -41,7 +41,6 @@ from budgetformer.exits import same_answer
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
-from budgetformer.runs.provenance import environment
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train_run
 from budgetformer_reproduction.drawing import standalone
@@ -159,29 +158,8 @@ def train(options: argparse.Namespace, dataset: str, method: str, seed: int) -> 
 
 
 def run(options: argparse.Namespace) -> None:
-    results, encoder = Path(options.results), Path(options.base).name
-    results.mkdir(parents=True, exist_ok=True)
-    for seed in options.seeds:
-        for dataset in options.datasets:
-            for method in options.methods:
-                file = results / f"{dataset}-{encoder}-{method}-{seed}.json"
-                if file.exists():
-                    continue
-                began = time.monotonic()
-                facts = {
-                    "dataset": dataset,
-                    "encoder": encoder,
-                    "method": method,
-                    "seed": seed,
-                    "train_rows": options.rows,
-                }
-                facts |= {
-                    name: getattr(options, name) for name in ("epochs", "lr", "precision", "test_precision", "dropout")
-                }
-                result = cell(options, dataset, method, seed)
-                more = {"seconds": time.monotonic() - began, "environment": environment()}
-                write_text(file, json.dumps({**facts, **result, **more}, indent=2) + "\n")
-                print(file, flush=True)
+    facts = {"encoder": Path(options.base).name, "lr": options.lr, "test_precision": options.test_precision}
+    run_cells(options, cell, **facts)
 
 
 def plot(options: argparse.Namespace) -> None:
@@ -236,6 +214,20 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
     return standalone(svg[0])
 
 
+def add_training_options(sub: argparse.ArgumentParser, datasets: Iterable[str], epochs: int | None) -> None:
+    """What `train` needs to know."""
+    sub.add_argument("--base", required=True)
+    sub.add_argument("--data-dir", help="a folder with a folder for each data set (default: the hub)")
+    sub.add_argument("--runs", default="runs/stages")
+    sub.add_argument("--datasets", nargs="+", default=list(datasets))
+    sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    sub.add_argument("--rows", type=int, default=10000, help="to train on")
+    sub.add_argument("--epochs", type=int, default=epochs, help="of `start`, and of what is trained on from it")
+    sub.add_argument("--lr", type=float, default=1e-4)
+    sub.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training")
+    sub.add_argument("--dropout", type=float, help="of encoder and attention (default: the base's own)")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
@@ -244,18 +236,9 @@ def main() -> None:
         sub.set_defaults(verb=verb)
         sub.add_argument("--results", default="docs/results/stages")
         if name == "run":
-            sub.add_argument("--base", required=True)
-            sub.add_argument("--data-dir", help="a folder with a folder for each data set (default: the hub)")
-            sub.add_argument("--runs", default="runs/stages")
-            sub.add_argument("--datasets", nargs="+", default=list(LENGTH))
+            add_training_options(sub, LENGTH, epochs=2)
             sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-            sub.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-            sub.add_argument("--rows", type=int, default=10000)
-            sub.add_argument("--epochs", type=int, default=2, help="of `start`, and of what is trained on from it")
-            sub.add_argument("--lr", type=float, default=1e-4)
-            sub.add_argument("--precision", choices=("fp32", "bf16"), default="fp32", help="of training")
             sub.add_argument("--test-precision", choices=("fp32", "bf16"), default="fp32")
-            sub.add_argument("--dropout", type=float, help="of encoder and attention (default: the base's own)")
     options = parser.parse_args()
     options.verb(options)
 

@@ -17,28 +17,12 @@ import pyarrow.parquet
 import pytest
 
 from budgetformer.data.locate import DataSource
-from budgetformer.predict import input as rows
 from budgetformer.predict.job import Predictor, Request
 from budgetformer.runs.run import Run
 from tests.cli.test_train import command
 from tests.predict.toy import make_rows, make_run
 
 ROWS = make_rows(50)
-
-
-@pytest.fixture(autouse=True)
-def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "WINDOW_ROWS", 8)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs") / "run")
-
-
-@pytest.fixture(scope="module")
-def predictor(run: Path) -> Predictor:
-    return Predictor(Run.open(run))
 
 
 @pytest.fixture(scope="module")

@@ -29,21 +29,6 @@ class Killed(BaseException):
     """Stands for kill -9: nothing catches it."""
 
 
-@pytest.fixture(autouse=True)
-def _small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rows, "WINDOW_ROWS", 8)
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_run(tmp_path_factory.mktemp("runs") / "run")
-
-
-@pytest.fixture(scope="module")
-def predictor(run: Path) -> Predictor:
-    return Predictor(Run.open(run))
-
-
 @pytest.fixture(scope="module")
 def one_go(predictor: Predictor, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The outputs of one go."""
