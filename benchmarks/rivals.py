@@ -4,8 +4,9 @@
     python benchmarks/rivals.py run --base DIR --part score     # train and score alone; `--part time` later, when quiet
     python benchmarks/rivals.py plot
 
-`run` writes docs/results/rivals/DATASET-RIVAL-SEED.json and skips what is there; `plot` prints the table and writes
-rivals.svg and rivals.json. Encoders are trained by benchmarks/stages.py, in its folders: what is there is taken.
+`run` writes docs/results/rivals/DATASET-RIVAL-SEED.json and skips what is there; `plot` prints README's table and the
+long one, and writes rivals.svg and rivals.json. Encoders are trained by benchmarks/stages.py, in its folders: what is
+there is taken.
   tfidf       TF-IDF of words and pairs of them, logistic regression
   static      the method of model2vec: each word piece through the encoder alone, PCA to 256, SIF weights by rank; the
               mean over a text's pieces, logistic regression
@@ -208,6 +209,7 @@ def plot(options: Namespace) -> None:
         for point in cell["points"]:
             key = (cell["rival"], point["point"])
             rows.setdefault(cell["dataset"], {}).setdefault(key, []).append((point, cell["training_seconds"]))
+    print_short(rows)
     print("| data set | | accuracy, % (95 % interval) | rows/s, batch 1 | 32 | MB | cold start, s | training, s |")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for dataset, rivals in rows.items():
@@ -225,6 +227,22 @@ def plot(options: Namespace) -> None:
             print(f"{cell['dataset']}, seed {cell['seed']}, refused: {line}")
     write_text(results / "rivals.json", json.dumps(cells, indent=1) + "\n")
     draw(rows, results / "rivals.svg")
+
+
+def print_short(rows: dict[str, dict[tuple[str, str], list[tuple[dict[str, Any], float]]]]) -> None:
+    """A line a data set, a column a rival: accuracy in %, and rows/s in batches of 32; means over seeds."""
+    names = [*list(RIVALS.values())[:-1], "budgetformer, stricter", "budgetformer, looser"]
+    print("|", " | ".join(["data set", *names]), "|\n|" + " --- |" * (len(names) + 1))
+    for dataset, rivals in rows.items():
+        shown = []
+        for rival in RIVALS:
+            points = [seeds for (name, _), seeds in rivals.items() if name == rival]
+            for seeds in [*points, None, None][: 2 if rival == "ours" else 1]:
+                rates = [p["timing"]["rows_per_second"]["32"] for p, _ in seeds or () if "timing" in p]
+                value = f"{100 * np.mean([p['value'] for p, _ in seeds]):.1f}" if seeds else "refused"
+                shown.append(value + (f" ({np.mean(rates):,.0f}/s)" if rates else ""))
+        print("|", " | ".join([dataset, *shown]), "|")
+    print()
 
 
 def draw(rows: dict[str, Any], file: Path) -> None:

@@ -296,13 +296,11 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
                         "group_size": config.gates["group_size"]}  # fmt: skip
         config.delta = False
         frozen = BudgetFormerForSequenceClassification(config, self.plain())
-        if self.config.gates["renormalize"]:
-            for attention in frozen.attentions:
-                if isinstance(attention, BudgetedAttention) and attention.held:
-                    attention.out.weight.data *= attention.num_heads / len(attention.held)
+        for attention in frozen.attentions if self.config.gates["renormalize"] else ():
+            if isinstance(attention, BudgetedAttention) and attention.held:
+                attention.out.weight.data *= attention.num_heads / len(attention.held)
         frozen.stages.load_state_dict(self.stages.state_dict())
-        frozen.train(self.training)
-        return frozen
+        return frozen.train(self.training)
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Write the whole model, or the delta where the base was kept as it is."""
