@@ -28,6 +28,7 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits 
 _CHUNK = 1 << 20  # tokens that are hashed at a time
 _IN_MEMORY = 1 << 25  # tokens of a chunk whose n-grams are held in memory
 _PASSES = 3  # over the chunks
+_TINY = np.finfo(np.float32).tiny
 _LEAST_ROWS = 2  # that have an n-gram which counts
 
 
@@ -60,7 +61,7 @@ class Words:
         values = _frequency(counts) * self.idf[columns]
         sums = np.add.reduceat(values[:, None] * self.weights[columns], starts)
         length = np.sqrt(np.add.reduceat(values * values, starts))[:, None]
-        return (sums / np.maximum(length, np.finfo(np.float32).tiny) + self.bias).astype(np.float32)
+        return (sums / np.maximum(length, _TINY) + self.bias).astype(np.float32)
 
 
 def features(tokens: Ints, offsets: Ints, pair_start: Ints, buckets: int) -> tuple[Ints, Ints, Ints]:

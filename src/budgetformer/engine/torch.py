@@ -41,7 +41,7 @@ class TorchEngine:
         inputs.pop("labels", None)
         with torch.inference_mode():
             out: Any = self.model(**inputs, progress=self.progress, budget=budget, after_stage=after)
-            layers = out.allocations
+            layers, has_groups = out.allocations, self.model.config.groups > 0
             return Outputs(
                 logits=out.logits.float().cpu().numpy(),
                 heads=torch.stack([a.active.sum(-1) for a in layers], 1).cpu().numpy(),
@@ -49,7 +49,7 @@ class TorchEngine:
                 entropy=torch.stack([relevance_entropy(a.relevance) for a in layers], 1).cpu().numpy(),
                 exits=None if out.exits is None else out.exits.cpu().numpy(),
                 stage_logits=None if out.stage_logits is None else out.stage_logits.cpu().numpy(),
-                groups=torch.stack([a.groups.sum(-1) for a in layers], 1).cpu().numpy() if self.config.groups else None,
+                groups=torch.stack([a.groups.sum(-1) for a in layers], 1).cpu().numpy() if has_groups else None,
             )
 
     def check(self, budget: Dial) -> Dial:
@@ -66,10 +66,14 @@ class TorchEngine:
     def session(self, budget: Dial) -> Iterator[None]:
         """Evaluation mode; random heads are the same each time, and the caller's random numbers are left alone."""
         was_training, device = self.model.training, self.model.device
-        self.model.train(False)
+        draws = self.model.config.gate.random or budget.mode == "random"
+        if was_training:  # it visits every module, which takes as long as a layer of a small model
+            self.model.train(False)
         try:
-            with torch.random.fork_rng([device] if device.type == "cuda" else []):
-                torch.manual_seed(0)
+            with torch.random.fork_rng([device] if device.type == "cuda" else [], enabled=draws):
+                if draws:
+                    torch.manual_seed(0)
                 yield
         finally:
-            self.model.train(was_training)
+            if was_training:
+                self.model.train()

@@ -292,15 +292,15 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         threshold = resolve_budget(Dial("mean", budget), [self.order], None, prices=self.prices)[0].threshold
         config, layers = copy.deepcopy(self.config), self.config.num_hidden_layers
         units = [(gate.score > threshold).nonzero().flatten().tolist() for gate in self.ranked_gates]
-        config.gates = {"kind": "frozen", "heads": units[:layers], "groups": units[layers:] or None,
-                        "group_size": config.gates["group_size"]}  # fmt: skip
-        config.delta = False
+        size, config.delta = config.gates["group_size"], False
+        config.gates = {"kind": "frozen", "heads": units[:layers], "groups": units[layers:] or None, "group_size": size}
         frozen = BudgetFormerForSequenceClassification(config, self.plain())
         for attention in frozen.attentions if self.config.gates["renormalize"] else ():
             if isinstance(attention, BudgetedAttention) and attention.held:
                 attention.out.weight.data *= attention.num_heads / len(attention.held)
         frozen.stages.load_state_dict(self.stages.state_dict())
-        return frozen.train(self.training)
+        frozen.train(self.training)
+        return frozen
 
     def save_pretrained(self, save_directory: Any, **kwargs: Any) -> None:  # type: ignore[override]
         """Write the whole model, or the delta where the base was kept as it is."""
