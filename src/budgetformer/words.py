@@ -69,7 +69,7 @@ def features(tokens: Ints, offsets: Ints, pair_start: Ints, buckets: int) -> tup
 
     Tokens of a second text are told apart from those of the first, and those that both texts have from the others.
     """
-    lengths = np.diff(offsets)
+    lengths = offsets[1:] - offsets[:-1]
     rows = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
     ids = tokens.astype(np.int64)
     if pair_start.any():
@@ -77,14 +77,18 @@ def features(tokens: Ints, offsets: Ints, pair_start: Ints, buckets: int) -> tup
         start = np.repeat(pair_start.astype(np.int64), lengths)
         second = (start > 0) & (place >= start)
         keys = rows << 20 | ids
-        ids = ids + _SECOND * second + _SHARED * (second & np.isin(keys, keys[~second]))
+        first = np.sort(keys[~second])
+        nearest = first[np.minimum(first.searchsorted(keys), len(first) - 1)]
+        ids = ids + _SECOND * second + _SHARED * (second & (nearest == keys))
     follows = np.flatnonzero(rows[1:] == rows[:-1])  # a bigram does not cross from row to row
     grams = np.concatenate([ids, (ids[follows] + 1) << 32 | ids[follows + 1]]).astype(np.uint64)
     shift = np.uint64(64 - int(buckets).bit_length() + 1)
     hashed = ((grams + np.uint64(1)) * _MULTIPLIER >> shift).astype(np.int64)
-    keys, counts = np.unique(np.concatenate([rows, rows[follows]]) * buckets + hashed, return_counts=True)
-    starts = np.searchsorted(keys, np.arange(len(lengths), dtype=np.int64) * buckets)
-    return starts, keys % buckets, counts
+    keys = np.concatenate([rows, rows[follows]]) * buckets + hashed
+    keys.sort()
+    places = np.concatenate([[0], (keys[1:] != keys[:-1]).nonzero()[0] + 1, [len(keys)]])  # of the distinct ones
+    keys, counts = keys[places[:-1]], places[1:] - places[:-1]
+    return keys.searchsorted(np.arange(len(lengths)) * buckets), keys % buckets, counts
 
 
 def fit_words(
