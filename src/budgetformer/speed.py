@@ -174,7 +174,7 @@ def _export_dense(
 
 
 def _quantize_dense(exported: Path, target: Path) -> None:
-    """As people do it: ONNX Runtime's own dynamic quantisation of the dense graph, with its defaults."""
+    """As people do it: ONNX Runtime's own dynamic quantisation of the dense graph, run with its default options."""
     import onnx
     from onnxruntime.quantization import QuantType, quantize_dynamic
     from onnxruntime.quantization.quant_utils import add_pre_process_metadata
@@ -185,7 +185,10 @@ def _quantize_dense(exported: Path, target: Path) -> None:
     add_pre_process_metadata(graph := onnx.load(exported / file))  # there is nothing to tidy up, nor to warn of
     options = {"DefaultTensorType": onnx.TensorProto.FLOAT}  # its shape inference does not know the attention
     quantize_dynamic(graph, target / file, weight_type=QuantType.QInt8, extra_options=options)
-    write_json(target / "export.json", {**record, "precision": "int8 dense", "sha256": hash_files(target)})
+    write_json(
+        target / "export.json",
+        {**record, "precision": "int8 dense", "session": "default", "sha256": hash_files(target)},
+    )
 
 
 class _PlainEngine:

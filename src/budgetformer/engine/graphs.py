@@ -50,15 +50,15 @@ class Graph(Protocol):
         ...
 
 
-def open_graph(file: Path, threads: int | None = None) -> Graph:
-    """A graph that an export has written, in the runtime that reads such files."""
+def open_graph(file: Path, threads: int | None = None, *, tuned: bool = True) -> Graph:
+    """A graph that an export has written, in the runtime that reads such files; not `tuned`, as it is by itself."""
     if file.suffix == ".xml":
         from budgetformer.engine.openvino import OpenVinoGraph
 
         return OpenVinoGraph(file, threads)
     from budgetformer.engine.onnx import OnnxGraph
 
-    return OnnxGraph(file, threads)
+    return OnnxGraph(file, threads, tuned=tuned)
 
 
 def save_words(folder: Path, words: Words) -> None:
@@ -114,7 +114,7 @@ class GraphEngine:
                              f"its model has stages up to {depths}: export it again")  # fmt: skip
         graphs = []
         for file in files:
-            graph = open_graph(folder / file["file"], threads)
+            graph = open_graph(folder / file["file"], threads, tuned=record.get("session") != "default")
             if graph.outputs.get(f"logits_{file['depth']}") != config.labels:
                 raise ModelError(f"{folder / file['file']} has the outputs {graph.outputs!r:.80}, and export.json "
                                  "speaks of another model: export it again")  # fmt: skip

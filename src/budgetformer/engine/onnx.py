@@ -30,17 +30,23 @@ def runtime() -> Any:
     return onnxruntime
 
 
-def session(model: bytes | Path, threads: int | None = None) -> InferenceSession:
-    """A graph, loaded; ModelError where it is damaged or asks for what this ONNX Runtime lacks."""
+def session(model: bytes | Path, threads: int | None = None, *, tuned: bool = True) -> InferenceSession:
+    """A graph, loaded; ModelError where it is damaged or asks for what this ONNX Runtime lacks.
+
+    Not `tuned`, it has the library's own options.
+    """
     onnxruntime = runtime()
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or 0
     options.log_severity_level = 4  # errors come back as exceptions
-    # A graph's threads would go on spinning while those of the next stage's graph need the cores.
-    options.add_session_config_entry("session.force_spinning_stop", "1")
+    more: dict[str, Any] = {}
+    if tuned:
+        # A graph's threads would go on spinning while those of the next stage's graph need the cores.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        more["disabled_optimizers"] = ["SkipLayerNormFusion"]  # the fused operator takes four times as long on CPUs
     try:
         source = model if isinstance(model, bytes) else str(model)
-        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+        return onnxruntime.InferenceSession(source, options, providers=["CPUExecutionProvider"], **more)
     except Exception as error:  # the library has its own classes for every kind of failure, under no common one
         name = "the graph" if isinstance(model, bytes) else str(model)
         reason = str(error).strip().splitlines()[0]
@@ -50,8 +56,8 @@ def session(model: bytes | Path, threads: int | None = None) -> InferenceSession
 class OnnxGraph:
     """A graph in ONNX Runtime; see graphs.Graph."""
 
-    def __init__(self, model: bytes | Path, threads: int | None = None) -> None:
-        self._session = session(model, threads)
+    def __init__(self, model: bytes | Path, threads: int | None = None, *, tuned: bool = True) -> None:
+        self._session = session(model, threads, tuned=tuned)
         self.version = f"onnxruntime {runtime().__version__}"
         inputs = (*self._session.get_inputs(), *self._session.get_overridable_initializers())
         self.inputs = frozenset(node.name for node in inputs)

@@ -138,14 +138,14 @@ def quantize(model: ModelProto, scales: Mapping[str, Scale] | None, *, bits: int
             constant(w, q_IO.astype(np.int8))
             constant(w_step, step_O)
         if scales is None:
-            _replace(node, "DynamicQuantizeMatMul", [x, w, w_step])
+            _replace(graph, node, "DynamicQuantizeMatMul", [x, w, w_step])
             continue
         step, zero = constant(f"{x}.step", scales[x].step), constant(f"{x}.zero", scales[x].zero)
         inverse = constant(f"{x}.inverse", 1 / scales[x].factor)
         smooth = insert(node, "Mul", [x, inverse], f"{x}.smooth")
         q = insert(node, "QuantizeLinear", [smooth, step, zero], f"{x}.int8")
         if fused:
-            _replace(node, "MatMulIntegerToFloat", [q, w, step, w_step, zero])
+            _replace(graph, node, "MatMulIntegerToFloat", [q, w, step, w_step, zero])
         else:
             node.input[0] = insert(node, "DequantizeLinear", [q, step, zero], f"{x}.rounded")
             node.input[1] = insert(node, "DequantizeLinear", [w, w_step], f"{weight}.rounded", axis=1)
@@ -157,7 +157,16 @@ def quantize(model: ModelProto, scales: Mapping[str, Scale] | None, *, bits: int
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
 
 
-def _replace(node: NodeProto, kind: str, inputs: Sequence[str]) -> None:
-    """By an operator of ONNX Runtime's own set."""
+def _replace(graph: GraphProto, node: NodeProto, kind: str, inputs: Sequence[str]) -> None:
+    """A product by an operator of ONNX Runtime's own set, which adds the bias too."""
     node.op_type, node.domain = kind, "com.microsoft"
     node.input[:] = inputs
+    readers = [reader for reader in all_nodes(graph) if node.output[0] in reader.input]
+    if len(readers) != 1 or readers[0].op_type != "Add" or readers[0] not in graph.node:
+        return
+    vectors = {tensor.name for tensor in graph.initializer if len(tensor.dims) == 1}
+    bias = [name for name in readers[0].input if name in vectors]
+    if bias:
+        node.input.extend(["", bias[0]])  # no zero of the weights
+        node.output[0] = readers[0].output[0]
+        graph.node.remove(readers[0])
