@@ -206,6 +206,7 @@ def test_int8_leaves_what_decides_in_full_precision(run: Path, folder: Path) -> 
         kinds = [node.op_type for node in model.node]
         assert kinds.count("MatMulIntegerToFloat") == 4 * layers  # Q, K and V at once, back, and the feed-forward's two
         assert "DynamicQuantizeMatMul" not in kinds
+        assert all(len(node.input) == 7 for node in model.node if node.op_type == "MatMulIntegerToFloat")  # with bias
         assert kinds.count("Gemm") >= 2  # the exit's head, or pooler and classifier
         weights = [t for t in model.initializer if t.data_type == onnx.TensorProto.INT8]
         steps = {t.name: numpy_helper.to_array(t) for t in model.initializer if t.name.endswith(".step")}
