@@ -44,22 +44,6 @@ def test_the_table_of_the_stages_page_is_the_results(
     assert drawn.read_text(encoding="utf-8") == published.read_text(encoding="utf-8")
 
 
-def test_the_tables_of_the_rivals_are_the_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    published = ROOT / "docs" / "results" / "rivals"
-    shutil.copytree(published, tmp_path / "results")
-    runpy.run_path(str(ROOT / "benchmarks" / "rivals.py"))["plot"](Namespace(results=tmp_path / "results"))
-    short, _, long = capsys.readouterr().out.partition("\n\n")
-    assert len(short.splitlines()) >= 8  # six data sets
-    assert short in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert long.strip() in (ROOT / "docs" / "rivals.md").read_text(encoding="utf-8")
-    for name in ("rivals.svg", "rivals.json"):
-        made = (tmp_path / "results" / name).read_text(encoding="utf-8")
-        assert made == (published / name).read_text(encoding="utf-8")
-
-
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
 def test_a_benchmark_names_what_is_there(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(file.parent))
