@@ -335,7 +335,7 @@ def test_missing_packages_name_the_extra(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(sys.modules, "datasets", None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for data, extra in ((str(path), "data"), ("hub:a/b", "data"), ("demo:imdb", "demo")):
-        with pytest.raises(MissingExtraError, match=rf"pip install 'budgetformer\[{extra}\]'") as caught:
+        with pytest.raises(MissingExtraError, match=rf"pip install '\.\[{extra}\]'") as caught:
             open_data(DataSource(data))
         assert caught.value.exit_code == 5
 
