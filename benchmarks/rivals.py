@@ -4,8 +4,8 @@
     python benchmarks/rivals.py run --base DIR --part score     # train and score alone; `--part time` later, when quiet
     python benchmarks/rivals.py plot
 
-`run` writes docs/results/rivals/DATASET-RIVAL-SEED.json and skips what is there; `plot` prints README's table and the
-long one, and writes rivals.svg and rivals.json. Encoders are trained by benchmarks/stages.py, in its folders: what is
+`run` writes docs/results/rivals/DATASET-RIVAL-SEED.json and skips what is there; `plot` prints a short table and a long
+one, and writes rivals.svg and rivals.json. Encoders are trained by benchmarks/stages.py, in its folders: what is
 there is taken.
   tfidf       TF-IDF of words and pairs of them, logistic regression
   static      the method of model2vec: each word piece through the encoder alone, PCA to 256, SIF weights by rank; the

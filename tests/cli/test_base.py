@@ -156,7 +156,7 @@ def test_frozen_models(run: Path, reviews: Path, tmp_path: Path, capsys: pytest.
     assert command("export", run, "--format", "torch", "--budget", "fixed:0.5", "-o", tmp_path / "x") == 2
     assert "budget fixed:0.5: give the share of all heads that are kept" in capsys.readouterr().err
     assert command("export", run, "--format", "torch", "--int8", "-o", tmp_path / "x") == 2
-    assert "--int8 and --rows are for graphs" in capsys.readouterr().err
+    assert "--int8 and --rows are for --format onnx" in capsys.readouterr().err
 
 
 def test_a_delta_run_needs_its_base(reviews: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -42,14 +42,17 @@ class Format(NamedTuple):
     """A kind of graphs: the ending of their files, how ONNX becomes one, and the packages that have a part in it."""
 
     ending: str
+    fused: bool  # whether it may have operators that ONNX Runtime alone has
     load: Callable[[bytes], Graph]
     save: Callable[[bytes, Path], Any]
     packages: tuple[str, ...]
 
 
 FORMATS = {
-    "onnx": Format("onnx", onnx.OnnxGraph, lambda source, file: file.write_bytes(source), ("onnx", "onnxruntime")),
-    "openvino": Format("xml", openvino.OpenVinoGraph, openvino.save_graph, ("onnx", "onnxruntime", "openvino")),
+    "onnx": Format(
+        "onnx", True, onnx.OnnxGraph, lambda source, file: file.write_bytes(source), ("onnx", "onnxruntime")
+    ),
+    "openvino": Format("xml", False, openvino.OpenVinoGraph, openvino.save_graph, ("onnx", "onnxruntime", "openvino")),
 }
 
 
@@ -69,11 +72,11 @@ def export_model(
 
     `tokenizer` is its files by name, `record` what the run says of itself; the files `beside` go along.
     """
-    config, graphs = model.config.spec, stage_graphs(model, dial, fused=format == "onnx")
+    ending, fused, load, save, packages = FORMATS[format]
+    config, graphs = model.config.spec, stage_graphs(model, dial, fused=fused)
     depth = config.exits is not None and dial.mode in ("learned", "share", "exit")
     full, limit = Dial("exit", 0.0) if depth else dial, config.exit_limit(dial)
     words = None if model.stages.words is None else model.stages.words.model
-    ending, load, save, packages = FORMATS[format]
     parts, result = _parts(model, dial, ending), dict[str, Any]()
 
     def scored(sources: Sequence[bytes]) -> Scores:
@@ -88,7 +91,7 @@ def export_model(
         verification["exits"] = None if early is None else changes(rows, ours, early, config)
         files, quantized = [staged / part["file"] for part in parts], None
         if int8:
-            sources = _quantized(model, dial, graphs, int8, rows, bits, format)
+            sources = _quantized(model, dial, graphs, int8, rows, bits, fused)
         for file, source in zip(files, sources, strict=True):
             save(source, file)
         if int8:
@@ -201,7 +204,7 @@ def _quantized(
     int8: str,
     rows: CheckRows,
     bits: int,
-    format: str,
+    fused: bool,
 ) -> list[bytes]:
     """The graphs in int8, with scales from some of the rows where they are static."""
     if int8 == "dynamic":
@@ -220,7 +223,7 @@ def _quantized(
     for graph in graphs:
         scales, outputs = fit_scales(graph, feeds)
         feeds = [{**feed, **output} for feed, output in zip(feeds, outputs, strict=True)]
-        quantize(graph, scales, bits=bits, fused=format == "onnx")
+        quantize(graph, scales, bits=bits, fused=fused)
     return [graph.SerializeToString() for graph in graphs]
 
 

@@ -331,7 +331,7 @@ class Run:
             from budgetformer.export.frozen import export_frozen
 
             if int8 or rows is not None:
-                raise UsageError("--int8 and --rows are for graphs: leave them out")
+                raise UsageError("--int8 and --rows are for --format onnx and openvino: leave them out")
             share = 0.5 if budget is None else self._share(budget)
             return export_frozen(self.model, files, self.record, Path(target), run=self.folder, budget=share)
         import torch
