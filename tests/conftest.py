@@ -27,9 +27,10 @@ def _seeded() -> None:
 
 
 # Files that take longest, in this order: they are begun first, so that both workers end at about the same time.
-SLOWEST = ("test_estimator", "test_train", "test_docs", "test_reproduce", "test_server", "test_damage", "test_report",
-           "test_depth", "test_base", "test_speed", "test_page", "test_bench", "test_loop", "test_without_torch",
-           "test_stages", "test_examples", "test_cluster")  # fmt: skip
+SLOWEST = ("test_docs", "test_train", "test_same_answers", "test_estimator", "test_results", "test_server", "test_base",
+           "test_cluster", "test_house", "test_stages", "test_reproduce", "test_damage", "test_bench", "test_grid",
+           "test_examples", "test_report", "test_render", "test_page", "test_speed", "test_connections", "test_depth",
+           "test_loop", "test_without_torch")  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -47,7 +47,7 @@ def forked(*arguments: object, before: Callable[[], None] = lambda: None) -> Don
         error_file = Path(name, "stderr")
         if (child := os.fork()) == 0:
             code = 1
-            gc.freeze()  # what earlier tests left: OpenVINO's models, freed here, would join threads that were not forked
+            gc.freeze()  # OpenVINO's models, freed here, would wait for threads that were not forked
             with contextlib.suppress(BaseException), error_file.open("w") as errors:
                 os.dup2(errors.fileno(), 2)
                 sys.stderr = sys.stdout = errors

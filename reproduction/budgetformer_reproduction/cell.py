@@ -61,6 +61,7 @@ def compute(plan: Plan, cell: Cell) -> None:
         seed=cell.seed,
         resume=has_begun(folder),
         on_finished=write_details,
+        report=False,
     )
 
 

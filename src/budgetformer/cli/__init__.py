@@ -10,7 +10,7 @@ from typing import Any
 import typer
 
 from budgetformer import __version__
-from budgetformer.cli.process import INTERRUPTED, interruptible, set_environment
+from budgetformer.cli.process import INTERRUPTED, interruptible, leave_process_group, set_environment
 from budgetformer.errors import BudgetFormerError, BudgetFormerWarning
 
 app = typer.Typer(
@@ -49,6 +49,8 @@ def main() -> None:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(INTERRUPTED)
+    finally:
+        leave_process_group()
 
 
 # Verbs register themselves on `app`.

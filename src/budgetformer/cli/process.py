@@ -87,6 +87,13 @@ def set_training_threads(tokens: int, width: int) -> None:
         torch.set_num_threads(1)
 
 
+def leave_process_group() -> None:
+    """Under torchrun, close the connections to the other processes: left to the interpreter's end, that may abort."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def available_cpus(root: Path = Path("/")) -> int:
     """The processors that this process may use: its affinity, or its control group's quota if that is less."""
     cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

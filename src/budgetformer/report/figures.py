@@ -43,14 +43,15 @@ def canvas(name: str, title: str, inches: tuple[float, float]) -> Iterator[tuple
         "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": INK, "xtick.color": INK, "ytick.color": INK,
         "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.color": INK, "grid.alpha": 0.12,
         "legend.frameon": False, "legend.fontsize": 9, "text.parse_math": False,
+        "figure.facecolor": "none", "axes.facecolor": "none",
     }  # fmt: skip
     svg: list[str] = []
     with mpl.rc_context(settings):
         figure = Figure(figsize=inches, layout="constrained")
-        FigureCanvasSVG(figure)
+        page = FigureCanvasSVG(figure)
         yield figure, svg
         buffer = io.StringIO()
-        figure.savefig(buffer, format="svg", transparent=True, metadata={"Date": None})
+        page.print_svg(buffer, metadata={"Date": None})  # savefig draws everything twice
     svg.append(_inline(buffer.getvalue(), title))
 
 

@@ -194,8 +194,8 @@ def dial_point(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def publish(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str, Any]:
-    """Put the twin's figures beside ours in evaluation.json, write cards and reports, and return the evaluation."""
+def add_twin(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str, Any]:
+    """Put the twin's figures, if there is one, beside ours in evaluation.json, and return the evaluation."""
     result: dict[str, Any] = read_json(folder / "evaluation.json", "delete run.json and resume")
     if ours is not None and twin is not None:
         baseline = read_json(folder / "baseline" / "evaluation.json", "delete baseline and resume")
@@ -207,10 +207,14 @@ def publish(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str,
         a, b = is_correct(ours), is_correct(twin)
         result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
         write_json(folder / "evaluation.json", result)
-    for place in (folder / "baseline", folder) if twin is not None else (folder,):
+    return result
+
+
+def publish(folder: Path, *, with_twin: bool) -> None:
+    """Write model card and report of a run, and of its dense twin."""
+    for place in (folder / "baseline", folder) if with_twin else (folder,):
         write_card(place)
         write_report(place)
-    return result
 
 
 def time_points(prepared: Prepared, run: Run, points: Sequence[dict[str, Any]], texts: int = 64) -> dict[str, float]:

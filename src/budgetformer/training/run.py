@@ -104,10 +104,12 @@ def train_run(
     quiet: bool = False,
     evaluate: bool = True,
     examples: bool = True,
+    report: bool = True,
 ) -> dict[str, Any]:
     """Train into `folder` and return its evaluation. A finished run that is resumed is only read.
 
     Without `evaluate` it ends with the saved model: no evaluation.json, model card or report, and nothing is returned.
+    Without `report` it ends with evaluation.json: no model card, no report, and nothing is timed.
     With `examples` a few validation texts are stored, for the page of the service.
     """
     if recipe.base is not None:
@@ -132,9 +134,13 @@ def train_run(
             if with_baseline and (recipe.selects_heads or recipe.model.get("exits")):
                 log("the dense twin, on the same data in the same order:")
                 twin = session.fit(recipe.without_gates(), folder / "baseline")
-        result = records.publish(folder, ours, twin) if accelerator.is_main_process and evaluate else {}
-        if result and not quiet:
-            result["rows_per_second"] = records.time_points(prepared, Run.open(folder), result["comparison"])
+        result = {}
+        if accelerator.is_main_process and evaluate:
+            result = records.add_twin(folder, ours, twin)
+            if report:
+                records.publish(folder, with_twin=twin is not None)
+            if report and not quiet:
+                result["rows_per_second"] = records.time_points(prepared, Run.open(folder), result["comparison"])
         accelerator.wait_for_everyone()
     return result
 
