@@ -51,7 +51,7 @@ def canvas(name: str, title: str, inches: tuple[float, float]) -> Iterator[tuple
         page = FigureCanvasSVG(figure)
         yield figure, svg
         buffer = io.StringIO()
-        page.print_svg(buffer, metadata={"Date": None})  # savefig draws everything twice
+        page.print_svg(buffer, metadata={"Date": None})  # type: ignore[no-untyped-call]  # savefig draws all twice
     svg.append(_inline(buffer.getvalue(), title))
 
 
