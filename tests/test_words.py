@@ -97,7 +97,7 @@ def test_it_learns_what_words_tell() -> None:
     assert (model.logits(held_out).argmax(1) == answers).mean() > 0.95
 
 
-def test_it_is_scikit_learns_logistic_regression() -> None:
+def test_it_is_scikit_learns_logistic_regression_with_the_root_of_naive_bayes() -> None:
     from sklearn.linear_model import LogisticRegression
     from sklearn.preprocessing import normalize
 
@@ -108,7 +108,10 @@ def test_it_is_scikit_learns_logistic_regression() -> None:
     dense[np.repeat(np.arange(100), np.diff([*starts, len(columns)])), columns] = 1 + np.log(counts)
     rows_with = (dense > 0).sum(0)
     dense = normalize(dense * np.where(rows_with > 1, np.log(101 / (1 + rows_with)) + 1, 0))
-    theirs = LogisticRegression(C=16, max_iter=200).fit(dense, labels).decision_function(dense)
+    one, other = ((dense[labels == label] > 0).sum(0)[rows_with > 1] + 1 for label in (0, 1))
+    odds = np.abs(np.log(one / one.sum() / (other / other.sum())))
+    dense[:, rows_with > 1] *= np.sqrt(odds / odds.mean())
+    theirs = LogisticRegression(C=8, max_iter=200).fit(dense, labels).decision_function(dense)
     assert np.diff(model.logits(train))[:, 0] == pytest.approx(SCALE * theirs, abs=1e-2)
 
 
@@ -118,6 +121,12 @@ def test_what_only_one_row_has_does_not_count() -> None:
     assert model.idf[seven] == pytest.approx(1)
     assert model.idf[nine] == pytest.approx(math.log(4 / 3) + 1)
     assert model.idf[eight] == 0
+
+
+def test_naive_bayes_counts_only_labels_that_there_are() -> None:
+    train, labels = topics(100)
+    two, four = (fit_words(train, labels, outputs, SINGLE, bits=12) for outputs in (2, 4))
+    assert np.array_equal(two.weights, four.weights[:, :2])
 
 
 def test_rows_that_share_nothing_teach_only_how_frequent_classes_are() -> None:
