@@ -1,6 +1,6 @@
 """What batching, budgets of depth and deadlines are worth, and how the service stands ten times the load it can bear.
 
-    python benchmarks/serving.py [RUN] [--part depth] [--seconds 10] [--rounds 3] [--json FILE]
+    python benchmarks/serving.py [RUN or EXPORT] [--part depth] [--seconds 10] [--rounds 3] [--json FILE]
 
 Starts `budgetformer serve` and puts load on it from another process. `batching`, a closed loop: so many clients, each
 waiting for its answer, with batching and without, in turns. `overload`, an open loop: ten times the requests that were
@@ -31,6 +31,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
+
+import budgetformer
 
 WORDS = "the a of film story music town light people night river great awful dull lovely and with in was is".split()
 OVERLOAD = 10
@@ -273,10 +275,9 @@ def half_open(run: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def kept_back(run: Path, file: Path) -> dict[str, str]:
     """Write the texts that a run kept back to a file; nothing where they cannot be had, or are pairs."""
-    from budgetformer import load
     from budgetformer.errors import DataError
 
-    opened = load(run)
+    opened = budgetformer.load(run)
     try:
         examples = list(opened.held_out().rows.examples())
     except DataError as error:
@@ -351,7 +352,7 @@ def main() -> None:
         return
     with tempfile.TemporaryDirectory() as folder:
         run = options.run or make_run(Path(folder))
-        staged = json.loads((run / "config.json").read_text()).get("exits") is not None
+        staged = budgetformer.load(run).config.exits is not None
         names = options.part or [name for name in PARTS if name != "depth" or staged]
         if "depth" in names and not staged:
             sys.exit(f"--part depth: {run} has no exits: give a run that was trained with them")
