@@ -96,17 +96,18 @@ def print_table(options: argparse.Namespace) -> None:
     print("| data set | rows | seeds | " + " | ".join(MODELS) + " | learned - TF-IDF | cost | left at each stage | |")
     print("| --- |" + " ---: |" * (len(MODELS) + 5) + " --- |")
     for dataset in dict.fromkeys(cell["dataset"] for cell in cells):
-        own = [cell for cell in cells if cell["dataset"] == dataset]
-        scores = {model: fmean(cell["models"].get(model, cell["models"]["learned"])["score"] for cell in own)
+        of_dataset = [cell for cell in cells if cell["dataset"] == dataset]
+        scores = {model: fmean(cell["models"].get(model, cell["models"]["learned"])["score"] for cell in of_dataset)
                  for model in MODELS}  # fmt: skip
-        learned = [cell["models"]["learned"] for cell in own]
+        learned = [cell["models"]["learned"] for cell in of_dataset]
         cost, exits = fmean(p["flops_ratio"] for p in learned), np.mean([p["exits"] for p in learned], axis=0)
         difference = scores["learned"] - scores["tfidf"]
         figures = " | ".join(f"{value:.4f}" for value in scores.values())
         shares = ", ".join(f"{share:.0%}" for share in exits)
         verdict = "as asked" if difference >= BELOW and cost <= COST else "not reached"
-        print(f"| {dataset} | {own[0]['training_rows']:,} | {len(own)} | {figures} | {100 * difference:+.2f} | "
-              f"{cost:.1%} | {shares} | {verdict} |")  # fmt: skip
+        rows = of_dataset[0]["training_rows"]
+        print(f"| {dataset} | {rows:,} | {len(of_dataset)} | {figures} | {100 * difference:+.2f} | {cost:.1%} | "
+              f"{shares} | {verdict} |")  # fmt: skip
 
 
 def main() -> None:

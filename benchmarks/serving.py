@@ -7,7 +7,7 @@ waiting for its answer, with batching and without, in turns. `overload`, an open
 answered, on schedule, whatever the answers. `half_open`: a server that may have 256 files, without and with 400
 connections that stop inside a header. `depth`, for a RUN with exits: the same closed loop at the budgets learned and
 full, in turns; then, on schedule, half of what was answered at learned, each with a deadline of 5 and of 20 ms: the
-share of answers that were there in time, by the client's clock. Texts are those that RUN kept back, where they can be
+share of answers that were there in time, by the client's clock. Texts are RUN's held-out ones, where they can be
 had. Without RUN it serves an untrained model of the `small` preset's size.
 """
 
@@ -274,7 +274,7 @@ def half_open(run: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def kept_back(run: Path, file: Path) -> dict[str, str]:
-    """Write the texts that a run kept back to a file; nothing where they cannot be had, or are pairs."""
+    """Write the held-out texts of a run to a file; nothing where they cannot be had, or are pairs."""
     from budgetformer.errors import DataError
 
     opened = budgetformer.load(run)

@@ -205,7 +205,7 @@ def dense_rivals(shape: Shape) -> dict[str, nn.Module]:
 
 
 def run_bench(run: Run, *, texts: int, carbon: str | None = None) -> dict[str, Any]:
-    """A run and its dense twin on texts that the run kept back, from text to label, timed. `carbon`: energy too."""
+    """A run and its dense twin on the run's held-out texts, from text to label, timed. `carbon`: energy too."""
     if run.baseline is None:
         raise ModelError(f"{run.folder} has no dense twin to compare with: train it with --with-baseline")
     held_out = run.held_out().sample(texts)

@@ -58,7 +58,7 @@ class Dial:
 
     @property
     def heads(self) -> Dial:
-        """What the gates are told: budgets of depth leave the heads as learned."""
+        """The budget of the gates: budgets of depth leave the heads as learned."""
         return Dial() if self.mode in ("share", "exit") else self
 
     def __str__(self) -> str:

@@ -94,7 +94,7 @@ class StageResult(NamedTuple):
     leaves: NDArray[np.bool_]  # (b,) by the rule
 
 
-AfterStage = Callable[[StageResult], NDArray[np.bool_]]  # told of every such stage, it says who leaves
+AfterStage = Callable[[StageResult], NDArray[np.bool_]]  # gets every stage's result but the last's, returns who leaves
 
 
 class Exits:

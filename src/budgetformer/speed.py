@@ -61,7 +61,7 @@ def compare_engines(
 ) -> dict[str, Any]:
     """Rows per second by batch size on a sample of so many texts, and quality on all, of each engine.
 
-    Texts are those of `data`, or what the run kept back.
+    Texts are those of `data`, or the run's held-out rows.
     """
     from budgetformer.runs.provenance import environment
 

@@ -68,7 +68,7 @@ class Words:
 def features(tokens: Ints, offsets: Ints, pair_start: Ints, buckets: int) -> tuple[Ints, Ints, Ints]:
     """The distinct n-grams of each row -> where each row's begin (R,), their buckets (F,), how often they occur (F,).
 
-    Tokens of a second text are told apart from those of the first, and those that both texts have from the others.
+    Tokens of a second text are others than those of the first, and so are those of it that both texts have.
     """
     lengths = offsets[1:] - offsets[:-1]
     rows = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)

@@ -16,7 +16,7 @@ from budgetformer.errors import UsageError
 def bench(
     run: Annotated[Path | None, typer.Argument(metavar="[RUN]", help="A run with its dense twin.")] = None,
     data: Annotated[
-        str | None, typer.Argument(metavar="[DATA]", help="With --what engines: texts (default: what RUN kept back).")
+        str | None, typer.Argument(metavar="[DATA]", help="With --what engines: texts (default: RUN's held-out rows).")
     ] = None,
     batch: Annotated[list[int] | None, typer.Option(help="Batch sizes (default: 1 8 32).", min=1)] = None,
     length: Annotated[
@@ -53,7 +53,7 @@ def bench(
             other = None if dense is None else Run.open(dense)
             result, show = compare_engines(Run.open(run), data, dense=other, texts=texts), print_engines
         elif data is not None:
-            raise UsageError(f"{data}: texts are for --what engines; a run is timed on what it kept back")
+            raise UsageError(f"{data}: texts are for --what engines; a run is timed on its held-out rows")
         else:
             result, show = run_bench(Run.open(run), texts=texts, carbon=carbon), print_run_bench
     print_json(result) if as_json else show(result)

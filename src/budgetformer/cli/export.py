@@ -30,7 +30,7 @@ def export(
         bool, typer.Option("--dynamic", help="With --int8: each batch has its own scales, so answers depend on it.")
     ] = False,
     rows: Annotated[
-        str | None, typer.Option(metavar="DATA", help="Rows to check on (default: what the run kept back).")
+        str | None, typer.Option(metavar="DATA", help="Rows to check on (default: the run's held-out rows).")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:

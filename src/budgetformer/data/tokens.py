@@ -216,7 +216,7 @@ class TextEncoder:
             raise
 
     def _fit(self, example: Example, encoding: Any, row: int) -> tuple[list[Piece], list[int] | None]:
-        """The pieces of one text, and what they leave out of it (of a pair that is not told); None: nothing."""
+        """The pieces of one text, and what they leave out of it (unknown for a pair); None: nothing."""
         ids = encoding.ids
         start = encoding.sequence_ids.index(1) if example.text_pair is not None and 1 in encoding.sequence_ids else 0
         if len(ids) < self.max_length or not encoding.overflowing:

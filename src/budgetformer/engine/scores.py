@@ -49,7 +49,7 @@ class Engine(Protocol):
     details: bool  # whether it knows budgets and entropies
 
     def logits(self, batch: Batch, budget: Dial, after: AfterStage | None = None) -> Outputs:
-        """The outputs of one batch at a budget; `after` is told of every stage but the last, and says who leaves."""
+        """Outputs of one batch at a budget; `after` gets each stage's result but the last and returns who leaves."""
         ...
 
     def check(self, budget: Dial) -> Dial:
@@ -241,7 +241,7 @@ def score(
 
 
 def _of_rows(after: AfterStage, rows: Rows, result: StageResult) -> NDArray[np.bool_]:
-    """`after`, told of a batch: the pieces by their numbers in the table. The words' stage it knows already."""
+    """`after` for a batch: rows by their numbers in the table, and without the words' stage, which it has had."""
     words = not result.heads.shape[1]
     return result.leaves if words else after(result._replace(rows=rows[result.rows]))
 

@@ -152,7 +152,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         `progress` is t/T (default: the progress stored in the config). `budget` is the dial, heeded at evaluation only.
         `attention_heads` names, by layer, the heads whose attention maps are wanted; `output_attentions` asks for all.
         `token_type_ids` is used where the model has `segment_embeddings` (the paper's has none). `words_logits` are the
-        answers of the stage of words where they are known already. `after_stage` is told what every stage but the last
+        answers of the stage of words where they are known already. `after_stage` gets what every stage but the last
         came to, and says who leaves (evaluation only). The loss learns from a teacher (see `teacher_targets`).
         """
         mask_BN = padding_mask(attention_mask)

@@ -161,7 +161,7 @@ class _Text:
 
 
 class _Lines(list[str]):
-    """What csv.writer writes to: told that lines end with CR LF it quotes a lone CR too, but they end with LF."""
+    """What csv.writer writes to: with lines that end with CR LF it quotes a lone CR too, but here they end with LF."""
 
     def write(self, line: str) -> None:
         self.append(line.removesuffix("\r\n") + "\n")

@@ -320,7 +320,7 @@ class Run:
         rows: str | None = None,
         log: Callable[[str], None] = lambda line: None,
     ) -> dict[str, Any]:
-        """Write graphs that are checked against the model, on `rows` or on rows that the run kept back.
+        """Write graphs that are checked against the model, on `rows` or on the run's held-out rows.
 
         Format "onnx" is for ONNX Runtime, "openvino" for OpenVINO.
         `int8` is static (scales from held-out rows; True where that can be), dynamic (scales by batch) or False.
@@ -366,7 +366,7 @@ class Run:
         return dial.value
 
     def check_rows(self, source: DataSource | None, log: Callable[[str], None]) -> CheckRows:
-        """All rows of a file or data set; else a sample of those that the run kept back; else made-up ones."""
+        """All rows of a file or data set; else a sample of the run's held-out rows; else made-up ones."""
         from budgetformer.export.verify import CheckRows
 
         try:
