@@ -81,6 +81,31 @@ def test_running_some_groups_equals_the_definition(kind: str, budget: str) -> No
     assert mean == shares if shares in (0, 1) else 0 < mean < 1
 
 
+@pytest.mark.parametrize("budget", ["mean:0.5", "mean:0"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_gradients_through_some_groups_equal_the_definitions(kind: str, budget: str) -> None:
+    model, (ids, mask), definition = shuffled(kind), ragged(), BudgetedFeedForward.evaluate
+    ran: list[int] = []
+
+    def selective(self: BudgetedFeedForward, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        assert set(weights.unique().tolist()) <= {0, 1}
+        ran.append(int(weights[0].sum()))
+        return self.evaluate_active(x, weights[0].bool().tolist())
+
+    gradients = []
+    for evaluate in (definition, selective):
+        model.zero_grad()
+        with patch.object(BudgetedFeedForward, "evaluate", evaluate):
+            model(ids, mask, budget=budget, progress=1.0).logits.square().sum().backward()
+        # Gates learn from all units, by the definition: the fast path has none of their gradients.
+        parameters = {n: p for n, p in model.named_parameters() if ".allocator." not in n}
+        gradients.append({n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in parameters.items()})
+    assert len(ran) == LAYERS
+    assert sum(gradient.any() for gradient in gradients[0].values()) > LAYERS
+    for name, expected in gradients[0].items():
+        torch.testing.assert_close(gradients[1][name], expected, atol=1e-5, rtol=1e-4, msg=name)
+
+
 def test_gradients_reach_every_parameter_and_a_price_joins_the_loss() -> None:
     model = retrofit(tiny("bert"), gates={**ORDER, "cost_weight": 0.1}).train()
     rank_heads(model, batches(encoded()))
