@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 from tests.processes import command
 from tests.training.toy import review_rows
 
 import budgetformer
 from budgetformer.calibrate import lower_bound, upper_bound
+from budgetformer.data.splits import text_hash
 from budgetformer.errors import UsageError
+from budgetformer.runs.rows import TRAINING_ROWS
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +94,25 @@ def test_the_table_says_which_stages_pay(staged: Path, held_out: Path, capsys: p
     assert "--budget max-disagreement-0.5 is exit:" in said
     assert "at most 0.50 % other labels with 95 % confidence" in said
     assert f"next: budgetformer predict {staged} DATA --budget max-disagreement-0.5" in said
+
+
+def test_texts_without_labels_that_were_trained_on_promise_nothing(
+    staged: Path, held_out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, hashes = json.loads((staged / "run.json").read_text())["data"]["data"], load_file(staged / TRAINING_ROWS)
+    rows = [json.loads(line)["text"] for line in Path(data).read_text().splitlines()]
+    trained = [text for text in rows if text_hash(text, None) in hashes["hashes"]]
+    new = [json.loads(line)["text"] for line in held_out.read_text().splitlines()]
+    seen, both = tmp_path / "seen.csv", tmp_path / "both.csv"
+    seen.write_text("text\n" + "\n".join(trained) + "\n")
+    both.write_text("text\n" + "\n".join(trained + new) + "\n")
+    ask = ("--max-disagreement", "5", "--json")
+    assert command("calibrate", staged, seen, *ask) == 3
+    assert f"seen.csv: all of its {len(trained)} rows were seen in training: give others" in capsys.readouterr().err
+    assert command("calibrate", staged, both, *ask) == 0
+    output = capsys.readouterr()
+    assert f"{len(trained)} of {len(trained + new)} rows were seen in training and are left out" in output.err
+    assert json.loads(output.out)["points"]["max-disagreement-5"]["guarantee"]["rows"] == len(new)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from budgetformer.data.dataset import DataSet, Split, open_data, open_labelled
+from budgetformer.data.dataset import DataSet, Split, open_data, open_labelled, stream_examples
+from budgetformer.data.examples import Example
 from budgetformer.data.locate import DataSource
-from budgetformer.data.splits import overlap, sample_rows
+from budgetformer.data.splits import Hashes, overlap, sample_rows, text_hash
 from budgetformer.errors import DataError, UsageError
 from budgetformer.runs.files import COPY_AGAIN, named_read_errors
 from budgetformer.runs.record import TASKS
@@ -113,24 +114,46 @@ class RunRows:
         note = "the exit rule was fitted to every other validation row: the rest is used"
         return rows.select(np.arange(1, rows.rows.rows, 2))._replace(notes=[*rows.notes, note])
 
-    def _without_training_rows(self, held_out: HeldOut, *, drop: bool, always: bool = False) -> HeldOut:
+    def unlabelled(self, source: DataSource) -> tuple[list[Example], list[str]]:
+        """The texts of a file whose labels are not known, but for those that the run was trained on; and a note."""
+        examples = list(stream_examples(self.in_columns(source)))
+        hashes = np.array([text_hash(example.text, example.text_pair) for example in examples], np.uint64)
+        trained = self._training_hashes
+        if trained is None or not (seen := overlap(hashes, trained)).any():
+            return examples, []
+        note = _left_out(seen, source.data)
+        return [example for example, known in zip(examples, seen.tolist(), strict=True) if not known], [note]
+
+    @property
+    def _training_hashes(self) -> Hashes | None:
+        """The `text_hash` of each training row, sorted; None for a run that does not say."""
         if not (file := self.folder / TRAINING_ROWS).exists():
-            return held_out
+            return None
         from safetensors.numpy import load_file
 
         with named_read_errors(file, COPY_AGAIN):
-            trained, hashes = np.sort(load_file(file)["hashes"].astype(np.uint64)), held_out.rows.hashes
-        seen = overlap(hashes, trained)
-        if not seen.any():
+            return np.sort(load_file(file)["hashes"].astype(np.uint64))
+
+    def _without_training_rows(self, held_out: HeldOut, *, drop: bool, always: bool = False) -> HeldOut:
+        hashes, trained = held_out.rows.hashes, self._training_hashes
+        if trained is None or not (seen := overlap(hashes, trained)).any():
             return held_out
-        note = f"{int(seen.sum())} of {len(seen)} rows were seen in training"
         if always or (drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON):
-            if seen.all():
-                where = held_out.data.source.data
-                raise DataError(f"{where}: all of its {len(seen)} rows were seen in training: give others")
-            held_out, note = held_out.select(~seen), f"{note} and are left out"
-        return held_out._replace(notes=[*held_out.notes, note])
+            note = _left_out(seen, held_out.data.source.data)
+            return held_out.select(~seen)._replace(notes=[*held_out.notes, note])
+        return held_out._replace(notes=[*held_out.notes, _seen(seen)])
 
     def in_columns(self, source: DataSource) -> DataSource:
         """A source read in the columns that the run was trained on, unless it names others."""
         return replace(source, **{key: getattr(source, key) or getattr(self.source, key) for key in _COLUMNS})
+
+
+def _seen(seen: NDArray[np.bool_]) -> str:
+    return f"{int(seen.sum())} of {len(seen)} rows were seen in training"
+
+
+def _left_out(seen: NDArray[np.bool_], where: str) -> str:
+    """What is said of rows that are left out; an error where none is left."""
+    if seen.all():
+        raise DataError(f"{where}: all of its {len(seen)} rows were seen in training: give others")
+    return f"{_seen(seen)} and are left out"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -26,6 +26,7 @@ from budgetformer.calibrate import (
     write_calibration,
 )
 from budgetformer.data.dataset import stream_examples
+from budgetformer.data.examples import Example
 from budgetformer.data.locate import DataSource
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokenizer import tokenizer_files
@@ -302,9 +303,9 @@ class Run:
             if data is None:
                 raise
             source = DataSource(data) if isinstance(data, str) else data
-            table, name, columns = self._unlabelled(source), "unlabelled", f"read without labels ({error})"
-            table, notes = (table if limit is None else table.select(sample_rows(len(table), limit))), []
-            place = source.data
+            examples, notes = self.rows.unlabelled(source)
+            table, name, columns = self._unlabelled(examples), "unlabelled", f"read without labels ({error})"
+            table, place = table if limit is None else table.select(sample_rows(len(table), limit)), source.data
         result = {"data": place, **calibrate(self.engine(), table, split=name, **targets)}
         write_calibration(self.folder, result)
         self.__dict__.pop("points", None)
@@ -383,13 +384,12 @@ class Run:
                 table = TokenTable.random(self.config.vocab_size, self.max_length, self.pairs)
                 return CheckRows(table, f"{len(table)} made-up rows of random tokens")
             log(f"{source.data} is read without labels: {error}")
-        table = self._unlabelled(source)
+        table = self._unlabelled(stream_examples(self.rows.in_columns(source)))
         return CheckRows(table, f"{len(table)} rows of {source.data}")
 
-    def _unlabelled(self, source: DataSource) -> TokenTable:
-        """The texts of a file whose labels are not known."""
-        encoder = TextEncoder(self.tokenizer, self.max_length, pair=self.pairs)
-        return encoder.table(stream_examples(self.rows.in_columns(source)), self.pairs)
+    def _unlabelled(self, examples: Iterable[Example]) -> TokenTable:
+        """Texts whose labels are not known."""
+        return TextEncoder(self.tokenizer, self.max_length, pair=self.pairs).table(examples, self.pairs)
 
 
 def load(folder: str | Path) -> Run:
