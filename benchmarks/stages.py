@@ -11,7 +11,7 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
             stopped at one stage (static truncation, words included)
   short     a smaller dense model: the encoder's first third of layers, fine-tuned for as many steps as `dense`
   tfidf     TF-IDF of words and pairs of them with logistic regression
-Every point is compared with `dense` row by row. Speed is `budgetformer bench RUN --engines`.
+Every point is compared with `dense` row by row. Speed is `budgetformer bench RUN --what engines`.
 """
 
 from __future__ import annotations

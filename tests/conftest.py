@@ -133,7 +133,7 @@ def tiny_regression(train_once: Callable[..., Path]) -> Path:
 
 @pytest.fixture(scope="session")
 def tiny_staged(train_once: Callable[..., Path]) -> Path:
-    """Words, an exit behind the first layer and the last layer; texts of which words tell most."""
+    """Words, an exit after the first layer and the last layer; texts of which words tell most."""
     from tests.training.toy import review_rows
 
     return train_once("tiny_staged", review_rows(1200, noise=0.4), "--epochs", "6", "--exits", "1", "--with-baseline")

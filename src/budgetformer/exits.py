@@ -1,6 +1,6 @@
 """How far a text goes: exits between layers that each answer, helped by the words, and the rule for who leaves.
 
-A model with exits has stages: `words` (a linear model over n-grams, stage 0 where it is there), one behind each chosen
+A model with exits has stages: `words` (a linear model over n-grams, stage 0 where it is there), one after each chosen
 layer, and the last layer. A text leaves at the first stage whose answer is trusted: where P(this answer differs from
 the last stage's) is below the limit times the share of layers still to come. One limit serves all stages: 0 sends every
 text to the end, infinity lets all leave at once. The definition is `leave`, on the logits of all stages.
@@ -32,7 +32,7 @@ LIMITS = [float(f"{x:.3g}") for x in np.geomspace(1e-6, 1e2, 161)]  # that a cur
 class ExitOptions:
     """Where a model has exits, how they are trained, and the rule that was fitted to held-out rows."""
 
-    layers: Sequence[int] | None = None  # behind how many layers an exit stands; None: one or two, by depth
+    layers: Sequence[int] | None = None  # after how many layers an exit stands; None: one or two, by depth
     words: bool = True  # whether there is a stage of words
     word_bits: int = 18  # n-grams are hashed into 2^bits buckets
     weight: float = 1.0  # of the exits' losses
@@ -85,7 +85,7 @@ def complete_exits(table: Mapping[str, Any] | None, layers: int, task: str) -> d
 
 
 class StageResult(NamedTuple):
-    """What a batch has come to behind a stage that is not the last: the rows that came so far, b of them."""
+    """What a batch has come to after a stage that is not the last: the rows that came so far, b of them."""
 
     stage: int
     rows: NDArray[np.int64]  # (b,) their places in the batch

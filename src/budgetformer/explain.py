@@ -163,7 +163,7 @@ class Explainer:
         }
 
     def _stages(self, before: list[NDArray[Any]], last: NDArray[Any], exit_stage: int) -> list[dict[str, Any]]:
-        """The answer behind each stage up to the one at which the text left; the others did not run."""
+        """The answer after each stage up to the one at which the text left; the others did not run."""
         config, exits, path = self.config, self.config.stages, []
         for stage, name in enumerate(exits.names):
             entry: dict[str, Any] = {"stage": name, "layers": exits.depths[stage], "ran": stage <= exit_stage}

@@ -1,7 +1,7 @@
 """Stage 0: a linear classifier over hashed n-grams of the word pieces that are tokenised anyway.
 
 Uni- and bigrams of token ids, tf-idf, and logistic regression that trusts an n-gram more if labels differ in it. A
-single text is read to its end, also behind the length at which layers stop, because it costs next to nothing. Only
+single text is read to its end, past the length at which layers stop, because it costs next to nothing. Only
 numpy is needed to answer; scikit-learn to fit.
 Shapes: R rows, F features of a table (one for each distinct n-gram of each row), V hash buckets, C outputs.
 """

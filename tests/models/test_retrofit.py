@@ -191,6 +191,22 @@ def test_frozen_with_all_heads_it_is_an_ordinary_model(tmp_path: Path) -> None:
         retrofit(tiny("bert"), gates={"kind": "all"}).freeze(0.5)
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_classifier_with_the_same_labels_in_another_order_keeps_its_answers(kind: str, tmp_path: Path) -> None:
+    original = tiny(kind, id2label={0: "good", 1: "bad", 2: "so-so"}, label2id={"good": 0, "bad": 1, "so-so": 2})
+    original.save_pretrained(tmp_path / "base")
+    ids, mask = ragged()
+    with torch.no_grad():
+        expected = original(ids, attention_mask=mask).logits[:, [1, 0, 2]]
+        ours = {"id2label": {0: "bad", 1: "good", 2: "so-so"}, "label2id": {"bad": 0, "good": 1, "so-so": 2}}
+        base, fresh = load_base(str(tmp_path / "base"), **ours)
+        assert fresh == []
+        assert torch.equal(base.eval()(ids, attention_mask=mask).logits, expected)
+        other = {"id2label": {0: "x", 1: "y", 2: "z"}, "label2id": {"x": 0, "y": 1, "z": 2}}
+        renamed, _ = load_base(str(tmp_path / "base"), **other)
+        assert torch.equal(renamed.eval()(ids, attention_mask=mask).logits, original(ids, attention_mask=mask).logits)
+
+
 @pytest.fixture
 def delta(tmp_path: Path) -> tuple[Path, Path, Model]:
     """A base on disk, a delta on it, and the model that was saved."""

@@ -15,7 +15,7 @@ from budgetformer.errors import BudgetFormerError, BudgetFormerWarning
 
 app = typer.Typer(
     name="budgetformer",
-    help="Train and serve text classifiers whose Transformer computes only the attention heads each input needs.",
+    help="Text classifiers that spend on each text only what it needs: words, layers, attention heads.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

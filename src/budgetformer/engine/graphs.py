@@ -81,7 +81,7 @@ class StageGraph(NamedTuple):
     """The layers of a stage; `heads` says how many run in each of them, where a text changes nothing."""
 
     graph: Graph
-    depth: int  # behind which layer it ends
+    depth: int  # after which layer it ends
     heads: Sequence[int] | None
 
 
@@ -155,7 +155,7 @@ class GraphEngine:
             logits[:, 0] = batch.words_logits
 
         def leave(stage: int) -> None:
-            """Take rows out that leave behind a stage, and columns that are padding for all others."""
+            """Take rows out that leave after a stage, and columns that are padding for all others."""
             nonlocal rows, feed
             answers = logits[rows, stage]
             leaves = stages.leaves(stage, answers, limit)

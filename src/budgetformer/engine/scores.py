@@ -199,7 +199,7 @@ def score(
 
     Batches hold as many tokens as suits the engine, or `batch_size` pieces. `share` (i, n) runs every n-th batch from
     the i-th on, and the other rows stay zero. `words` are the answers of the stage of words where they are known, and
-    `after` sees the pieces behind every stage but the last and says which of them leave.
+    `after` sees the pieces after every stage but the last and says which of them leave.
     """
     config, dial, size = engine.config, Dial.parse(budget), len(table)
     limit, stages = config.exit_limit(dial), config.stages

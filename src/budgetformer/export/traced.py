@@ -2,7 +2,7 @@
 
 Heads that are the same for every text are chosen here and the others are left out. Where they depend on the text all
 are computed and weighted: only `network` leaves some out for some texts. Tensors on the way, `hidden_2` and `logits_2`
-behind layer 2, are outputs: `cut.cut_stages` makes graphs of the stages.
+after layer 2, are outputs: `cut.cut_stages` makes graphs of the stages.
 
 Shapes: B samples, N tokens, D model width, H heads, d = D / H.
 """

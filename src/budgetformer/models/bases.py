@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import nn
 from transformers import AutoConfig, AutoModelForSequenceClassification, PreTrainedConfig, PreTrainedModel
 
 from budgetformer.errors import ModelError
@@ -55,7 +56,22 @@ def load_base(name: str, *, offline: bool = False, **labels: Any) -> tuple[PreTr
             path, **place, **labels, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True
         )
     align_weights(model)
+    _reorder_outputs(model, config.id2label or {}, labels.get("id2label") or {})
     return model, sorted({*info["missing_keys"], *(key for key, *_ in info["mismatched_keys"])})
+
+
+def _reorder_outputs(model: PreTrainedModel, base_labels: dict[Any, str], labels: dict[Any, Any]) -> None:
+    """A classifier that knows the same labels in another order answers with them in ours."""
+    theirs, ours = ([str(name) for _, name in sorted(names.items())] for names in (base_labels, labels))
+    if theirs == ours or sorted(theirs) != sorted(ours):
+        return
+    encoder = f"{model.base_model_prefix}."
+    linear = (m for name, m in model.named_modules() if isinstance(m, nn.Linear) and not name.startswith(encoder))
+    *_, outer = linear
+    order = [theirs.index(label) for label in ours]
+    outer.weight.data = outer.weight.data[order]
+    if outer.bias is not None:
+        outer.bias.data = outer.bias.data[order]
 
 
 def align_weights(model: PreTrainedModel) -> None:

@@ -92,7 +92,7 @@ class BudgetFormerConfig(PreTrainedConfig):
     label_smoothing: float = 0.0
     class_weights: list[float] | None = None
     distill_weight: float = 1.0  # of the distance to a teacher's logits, where they are given
-    distill_layers: float = 0.0  # of the distance to the states behind its layers; training then runs both models
+    distill_layers: float = 0.0  # of the distance to the states after its layers; training then runs both models
     distill_temperature: float = 2.0
 
     def __post_init__(self, **kwargs: Any) -> None:

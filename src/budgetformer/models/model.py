@@ -194,7 +194,7 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
     def teacher_targets(
         self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None = None
     ) -> dict[str, Any]:
-        """What another model can learn from this one, with all heads: its logits and the states behind each layer."""
+        """What another model can learn from this one, with all heads: its logits and the states after each layer."""
         dials, _ = self._dials(Dial("full"), len(input_ids), 1.0)
         budgets = Budgets(padding_mask(attention_mask), 1.0, dials)
         staged = self._encode(input_ids, budgets, token_type_ids, states=True)

@@ -49,7 +49,7 @@ class Site(NamedTuple):
     v: tuple[Tensor, Tensor | None]
     out: nn.Linear
     dropout: float
-    after: nn.Module  # what the module applied behind its output projection
+    after: nn.Module  # what the module applied after its output projection
     window: int | None
     replace: Callable[[nn.Module], None]
 
@@ -190,12 +190,12 @@ def _out_bias(site: Site) -> nn.Parameter:
 def set_dropout(model: nn.Module, rate: float | None, attention: float | None) -> None:
     """Change the dropout of a retrofitted encoder and its classifier, and that of attention, where one is given."""
     layers = [module for module in model.modules() if isinstance(module, RetrofitAttention)]
-    behind = {id(layer.after) for layer in layers}  # goes with the maps' dropout
+    after = {id(layer.after) for layer in layers}  # goes with the maps' dropout
     if attention is not None:
         for layer in layers:
             layer.core.dropout = attention
     for module in model.modules():
-        new_rate = attention if id(module) in behind else rate
+        new_rate = attention if id(module) in after else rate
         if isinstance(module, nn.Dropout) and new_rate is not None:
             module.p = new_rate
 

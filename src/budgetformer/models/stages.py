@@ -32,7 +32,7 @@ class Staged(NamedTuple):
     logits: Tensor  # (B, C)
     exits: Tensor  # (B,) the stage at which a sample left
     stage_logits: Tensor | None  # (B, S, C)
-    states: list[Tensor]  # (B, N, D) behind each layer, where they were asked for
+    states: list[Tensor]  # (B, N, D) after each layer, where they were asked for
     allocations: tuple[Allocation, ...]  # by layer; zero for samples that had left
 
 
@@ -71,7 +71,7 @@ class WordsStage(nn.Module):
 
 
 class ExitHead(nn.Module):
-    """An answer from the first token's state and the mean of all, behind some layer."""
+    """An answer from the first token's state and the mean of all, after some layer."""
 
     def __init__(self, width: int, outputs: int, dropout: float) -> None:
         super().__init__()

@@ -51,7 +51,7 @@ def make_app(engine: Engine, settings: Settings) -> FastAPI:
 
     app = FastAPI(
         title="budgetformer", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None,
-        description="Text classification that computes only the attention heads each text needs.",
+        description="Text classification that spends on each text only what it needs: words, layers, attention heads.",
     )  # fmt: skip
     app.state.pairs = engine.info.pairs
     app.add_middleware(Admission, service=service, key=os.environ.get(KEY))

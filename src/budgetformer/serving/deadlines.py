@@ -62,7 +62,7 @@ class Watch:
         self.cut = np.zeros(len(rows), bool)  # whose deadline ended it
 
     def __call__(self, result: StageResult) -> NDArray[np.bool_]:
-        """Who leaves behind this stage."""
+        """Who leaves after this stage."""
         now, following = self._time(result.stage), result.stage + 1
         done = np.array([self._rows[number].future.done() for number in result.rows], bool)
         leaves: NDArray[np.bool_] = result.leaves | done

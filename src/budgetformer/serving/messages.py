@@ -121,7 +121,7 @@ class Layer(BaseModel):
 
 
 class StageAnswer(BaseModel):
-    """A text's answer behind one stage, and P(the last one is different); null and {} where it did not run."""
+    """A text's answer after one stage, and P(the last one is different); null and {} where it did not run."""
 
     stage: str
     layers: int
@@ -142,7 +142,7 @@ class Explanation(BaseModel):
     label: str | list[str] | float
     probabilities: dict[str, float]
     exit: str | None = Field(description="the stage at which the text left; null where the model has no exits")
-    stages: list[StageAnswer] = Field(description="the answer behind each stage; empty where the model has no exits")
+    stages: list[StageAnswer] = Field(description="the answer after each stage; empty where the model has no exits")
     gated: bool
     layers: list[Layer]
     flops: dict[str, int]

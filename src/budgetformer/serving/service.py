@@ -95,7 +95,7 @@ class Engine:
         return score(self._scorer.engine, table, dial, **options)
 
     def at_stage(self, table: TokenTable, stage: int, logits: Floats, heads: NDArray[np.int16]) -> Scores:
-        """What is known of texts behind a stage: its logits (T, C), the heads that ran in the layers so far (T, l)."""
+        """What is known of texts after a stage: its logits (T, C), the heads that ran in the layers so far (T, l)."""
         executed = np.zeros((len(table), self.info.layers), np.int16)
         executed[:, : heads.shape[1]] = heads
         values, exits = logits / self.config.stages.temperatures[stage], np.full(len(table), stage)
@@ -242,7 +242,7 @@ class Service:
         return answers
 
     def _so_far(self, row: TokenTable, stage: int, logits: Floats, heads: NDArray[np.int16], cut: bool) -> Any:
-        """The answer behind a stage, for a text whose deadline has come."""
+        """The answer after a stage, for a text whose deadline has come."""
         (answer,) = self.engine.answers(self.engine.at_stage(row, stage, logits[None], heads[None]))
         answer["deadline"] = cut
         self._note([row], [answer])
