@@ -267,6 +267,8 @@ def draw(rows: dict[str, Any], file: Path) -> None:
                     style = {"color": colour, "marker": marker, "markersize": 8 if rival == "ours" else 6}
                     shown[RIVALS[rival]] = axes.plot(*zip(*sorted(xy), strict=True), **style)[0]
             axes.set(title=dataset, xscale="log", xlabel="rows/s", ylabel="test accuracy, %")
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.xaxis.set_minor_formatter("")
             axes.margins(0.12)
         if shown:
             figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=3)

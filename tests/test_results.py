@@ -128,4 +128,22 @@ def test_the_rivals_benchmark_trains_times_and_draws_every_rival(
     assert [cell["rival"] for cell in merged] == list(files)
     times = [point["timing"] for cell in merged for point in cell["points"]]
     assert all(min(t["cold_start"], t["mb"], *t["rows_per_second"].values()) > 0 for t in times)
-    assert "accuracy against rows per second" in (tmp_path / "results" / "rivals.svg").read_text()
+    figure = (tmp_path / "results" / "rivals.svg").read_text()
+    assert "accuracy against rows per second" in figure
+    assert "mathdefault" not in figure  # numbers on a logarithmic axis
+
+
+def test_the_tables_of_the_rivals_are_the_results(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    published = ROOT / "docs" / "results" / "rivals"
+    shutil.copytree(published, tmp_path / "results")
+    runpy.run_path(str(ROOT / "benchmarks" / "rivals.py"))["plot"](Namespace(results=tmp_path / "results"))
+    short, _, long = capsys.readouterr().out.partition("\n\n")
+    assert len(short.splitlines()) == 8  # six data sets
+    assert short in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert long.strip() in (ROOT / "docs" / "rivals.md").read_text(encoding="utf-8")
+    for name in ("rivals.svg", "rivals.json"):
+        made = (tmp_path / "results" / name).read_text(encoding="utf-8")
+        assert made == (published / name).read_text(encoding="utf-8")
