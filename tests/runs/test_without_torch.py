@@ -101,8 +101,9 @@ def test_the_service_answers(export: Callable[..., Path]) -> None:
     )
     try:
         assert service.stderr is not None
-        url = re.search(r"at (http://\S+)", service.stderr.readline())
-        assert url, service.stderr.read()
+        line = service.stderr.readline()
+        url = re.search(r"at (http://\S+)", line)
+        assert url, line
         answers = asked(f"{url[1]}/predict", {"texts": TEXTS})["predictions"]
         assert [answer["label"] for answer in answers] == expected.labels
         assert expected.probabilities is not None

@@ -55,7 +55,7 @@ def _spin_only_when_alone(interval: float = 0.1) -> None:
         before, then = waited, now
         waited, now = _waiting_for_a_core(), time.monotonic()
         calm = 0 if waited - before > _CONTENDED * (now - then) else calm + 1
-        if release is None and calm == 0 and "torch" in sys.modules:
+        if release is None and calm == 0 and sys.modules.get("torch"):
             release = threading.Event()
             threading.Thread(target=_hold_idle_team, args=(release,), daemon=True).start()
         elif release and calm >= _CALM_CHECKS:
