@@ -92,6 +92,20 @@ def test_threads_sleep_while_others_want_the_cores(monkeypatch: pytest.MonkeyPat
     assert log == [0] * (checks + 1) + [1] * (2 * checks) + [0] * (checks + 1) + [1] * checks + [0]
 
 
+@pytest.mark.parametrize("torch", [None, "absent"])
+def test_without_torch_there_is_no_team_to_hold(torch: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    if torch is None:
+        monkeypatch.setitem(sys.modules, "torch", None)  # its import is blocked
+    else:
+        monkeypatch.delitem(sys.modules, "torch")
+    waits, held = iter([0.0, 1.0, 2.0]), []
+    monkeypatch.setattr(process, "_waiting_for_a_core", lambda: next(waits))
+    monkeypatch.setattr(process, "_hold_idle_team", held.append)
+    with pytest.raises(StopIteration):
+        process._spin_only_when_alone(interval=0.0001)
+    assert held == []
+
+
 IDLE = """
 import sys, threading, time
 import torch
