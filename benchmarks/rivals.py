@@ -4,19 +4,19 @@
     python benchmarks/rivals.py run --base DIR --part score     # train and score alone; `--part time` later, when quiet
     python benchmarks/rivals.py plot
 
-`run` writes docs/results/rivals/DATASET-RIVAL-SEED.json and skips what is there; `plot` prints a short table and a long
-one, and writes rivals.svg and rivals.json. Encoders are trained by benchmarks/stages.py, in its folders: what is
+`run` writes docs/results/rivals/DATASET-RIVAL-SEED.json and skips what is there; `plot` prints README's table and the
+long one, and writes rivals.svg and rivals.json. Encoders are trained by benchmarks/stages.py, in its folders: what is
 there is taken.
   tfidf       TF-IDF of words and pairs of them, logistic regression
   static      the method of model2vec: each word piece through the encoder alone, PCA to 256, SIF weights by rank; the
               mean over a text's pieces, logistic regression
   frozen      the encoder as it is, mean of the last layer's states, logistic regression
   dense       the encoder fine-tuned (Hugging Face, torch, SDPA); dense-int8: its ONNX graph by `quantize_dynamic`
-  ours        words and exits, exported in int8, at two points that `calibrate` guarantees for that export, from rows
-              that the run kept back; the percentages that so few rows cannot promise are recorded as refused
+  ours        words and exits, exported in int8, at two points that `calibrate` guarantees for that export, from the
+              run's held-out rows; the percentages that so few rows cannot promise are recorded as refused
 Pairs are u, v, |u - v|, u * v for static and frozen, one text for tfidf. Every clock runs in a process of its own with
 two threads; cold start is from its start to the first label, memory the most that was resident until the end.
-Training seconds of encoders are those of their steps, of `start` too, of the others all that `fit` does.
+Training seconds of encoders are those of their steps by the clock, of `start` too; of the others the processor's.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def run(options: Namespace) -> None:
         files = {rival: results / f"{dataset}-{rival}-{seed}.json" for rival in rivals}
         for rival, file in files.items():
             if options.part != "time" and not file.exists():
-                facts = {"dataset": dataset, "encoder": name, "rival": rival, "seed": seed, "train_rows": few}
+                facts = {"dataset": dataset, "encoder": name, "rival": rival, "seed": seed, "train_rows_limit": few}
                 cell = {**facts, **score(chosen, dataset, rival, seed), "environment": environment("onnxruntime")}
                 write_text(file, json.dumps(cell, indent=2) + "\n")
                 print(file, flush=True)

@@ -273,7 +273,7 @@ def half_open(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     return result
 
 
-def kept_back(run: Path, file: Path) -> dict[str, str]:
+def held_out_texts(run: Path, file: Path) -> dict[str, str]:
     """Write the held-out texts of a run to a file; nothing where they cannot be had, or are pairs."""
     from budgetformer.errors import DataError
 
@@ -293,7 +293,7 @@ def depth(run: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Early exits against the whole model, and deadlines at half of what the service can do."""
     rounds: dict[str, list[dict[str, Any]]] = {"learned": [], "full": []}
     with tempfile.TemporaryDirectory() as folder, served(run, *options.flags) as (port, *_):
-        texts = kept_back(run, Path(folder) / "texts")
+        texts = held_out_texts(run, Path(folder) / "texts")
         for number in range(options.rounds + 1):
             for budget, each in rounds.items():
                 fields = {"budget": budget, **texts}

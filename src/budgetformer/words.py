@@ -22,7 +22,7 @@ Floats = NDArray[np.float32]
 Ints = NDArray[Any]
 
 REGRESSION, MULTI = "regression", "multi_label_classification"
-STRENGTH = 8.0  # of the fit: best or near it on news, reviews and sentence pairs
+STRENGTH, RIDGE_STRENGTH = 8.0, 16.0  # C of the fit: best or near it on news, reviews and pairs; of a regression
 SCALE = 0.7  # of the logits: they are a part of an answer that layers correct
 _SECOND, _SHARED = 1 << 20, 1 << 21  # added to a token of a pair's second text; and where the first text has it too
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits of the product are spread evenly
@@ -92,21 +92,19 @@ def features(tokens: Ints, offsets: Ints, pair_start: Ints, buckets: int) -> tup
     return keys.searchsorted(np.arange(len(lengths)) * buckets), keys % buckets, counts
 
 
-def fit_words(
-    table: TokenTable, labels: NDArray[Any], outputs: int, task: str, *, bits: int = 18, strength: float = STRENGTH
-) -> Words:
-    """Fit to labelled rows. `strength` is scikit-learn's C: the larger, the closer to the training rows.
+def fit_words(table: TokenTable, labels: NDArray[Any], outputs: int, task: str, *, bits: int = 18) -> Words:
+    """Fit to labelled rows.
 
     Above so many tokens the rows are not held in memory at once: averaged stochastic gradient descent over chunks.
     """
-    buckets, rows = 1 << bits, len(table)
+    buckets, rows, strength = 1 << bits, len(table), RIDGE_STRENGTH if task == REGRESSION else STRENGTH
     size = len(table.tokens) + (0 if table.rest is None else len(table.rest))
     chunks = np.array_split(np.arange(rows), max(1, math.ceil(size / _IN_MEMORY)))
     first = _counts(table if len(chunks) == 1 else table.select(chunks[0]), buckets)
     rows_with = _rows_with(first, labels[chunks[0]], outputs, task)
     for chunk in chunks[1:]:
         rows_with = rows_with + _rows_with(_counts(table.select(chunk), buckets), labels[chunk], outputs, task)
-    every = np.asarray(rows_with[-1].todense()).ravel()
+    every = _dense_row(rows_with, -1)
     idf = (np.log((1 + rows) / (1 + every)) + 1).astype(np.float32)
     idf[every < min(_LEAST_ROWS, rows)] = 0  # what one row has, it teaches only about itself
     trust = _trust(rows_with, idf > 0)
@@ -160,18 +158,23 @@ def _rows_with(counts: Any, labels: NDArray[Any], outputs: int, task: str) -> An
     return vstack(parts, format="csr") @ (counts > 0)
 
 
+def _dense_row(matrix: Any, row: int) -> Floats:
+    return np.asarray(matrix[row].todense()).ravel()
+
+
 def _trust(rows_with: Any, used: NDArray[np.bool_]) -> Floats:
     """What n-grams are multiplied by in the fit, so that its penalty weighs less on those that tell labels apart.
 
     The root of their naive Bayes log-odds (Wang and Manning 2012, who take it whole; the root is better on reviews),
     over labels in the mean square; the mean square of all n-grams is 1.
     """
-    *labels, total = (np.asarray(row.todense()).ravel()[used] for row in rows_with)
-    squares = []
-    for inside in (rows for rows in labels if rows.any()):
-        with_label, without = inside + 1, total - inside + 1
-        squares.append((np.log(with_label / with_label.sum()) - np.log(without / without.sum())) ** 2)
-    odds = np.sqrt(np.mean(squares, axis=0)) if squares else np.ones(len(total))
+    total, squares, labels = _dense_row(rows_with, -1)[used], np.zeros(int(used.sum())), 0
+    for label in range(rows_with.shape[0] - 1):  # one at a time: there may be many
+        if (inside := _dense_row(rows_with, label)[used]).any():
+            with_label, without = inside + 1, total - inside + 1
+            squares += (np.log(with_label / with_label.sum()) - np.log(without / without.sum())) ** 2
+            labels += 1
+    odds = np.sqrt(squares / labels) if labels else np.ones(len(total))
     trust = np.ones(len(used), np.float32)
     trust[used] = np.sqrt(odds / max(odds.mean(), _TINY)) if len(odds) else 1
     return trust

@@ -354,6 +354,7 @@ def test_every_process_stops_when_one_diverges(reviews: Path, tmp_path: Path) ->
         [*launch, str(tmp_path / "diverging.py"), "train", str(reviews), *SMALL, "-o", str(tmp_path / "run")],
         capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout=120,
     )  # fmt: skip
+    assert done.returncode != 0
     assert "exitcode  : 4" in done.stderr, done.stderr
     assert "error: training diverged at step 3 of 20: the loss is nan" in done.stderr
     assert not list((tmp_path / "run" / "checkpoints").glob("step-*"))

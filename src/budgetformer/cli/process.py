@@ -88,9 +88,17 @@ def set_training_threads(tokens: int, width: int) -> None:
 
 
 def leave_process_group() -> None:
-    """Under torchrun, close the connections to the other processes: left to the interpreter's end, that may abort."""
+    """Under torchrun, close gloo's connections to the other processes: left to the interpreter's end, that may abort.
+
+    NCCL would wait for the others, which an error here may have left where they never come to it.
+    """
     distributed = sys.modules.get("torch.distributed")
-    if distributed and distributed.is_available() and distributed.is_initialized():
+    if (
+        distributed
+        and distributed.is_available()
+        and distributed.is_initialized()
+        and distributed.get_backend() == "gloo"
+    ):
         distributed.destroy_process_group()
 
 
