@@ -1,9 +1,8 @@
 """Engines against each other, from text to label: one process each, since their threads would spin against each other.
 
 torch dense (Hugging Face's model with SDPA), torch staged, ONNX dense in fp32 and in int8 as `quantize_dynamic` of ONNX
-Runtime makes it, ONNX staged in fp32 and int8, and in fp32 with every text through every stage, which shows what taking
-the graph apart costs; where OpenVINO is installed, dense and staged in its int8, both by `export`. Dense is the run's
-plain model, its dense twin, or another run.
+Runtime makes it, ONNX staged in fp32 and int8; where OpenVINO is installed, dense and staged in its int8, both by
+`export`. Dense is the run's plain model, its dense twin, or another run. Beside them: what splitting the graph costs.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,11 +25,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.cost.measure import in_fresh_process
-from budgetformer.data.batches import Batch
+from budgetformer.cost.measure import in_fresh_process, take_turns
+from budgetformer.data.batches import Batch, collate, eval_plan
 from budgetformer.data.splits import sample_rows
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
+from budgetformer.engine.graphs import GraphEngine, open_graph
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Outputs, score
 from budgetformer.errors import UsageError
@@ -47,6 +48,7 @@ _ROUNDS = 2  # of all engines, so that a slow moment of the machine does not hit
 _SECONDS = 5.0  # for a batch size in a round, or one pass
 _READ_AHEAD = 64  # batches whose texts are tokenised and sorted together
 _THREADS = "2"
+_WHOLE = "whole.onnx"  # all stages in one graph
 Answer = Callable[[Sequence[str], Sequence[str] | None, int], NDArray[Any]]  # texts, second texts, batch size -> labels
 
 
@@ -79,8 +81,10 @@ def compare_engines(
         results: dict[str, list[dict[str, Any]]] = {engine: [] for engine in engines}
         for number in range(_ROUNDS):
             for engine, place in engines.items():
-                options = [str(folder / "rows.json"), *place, seconds, number == 0]
+                options = ["measure", str(folder / "rows.json"), *place, seconds, number == 0]
                 results[engine].append(in_fresh_process(["-m", __name__], options))
+        whole = [str(folder / name) for name in ("rows.json", "staged", _WHOLE)]
+        splitting = in_fresh_process(["-m", __name__], ["splitting", *whole, seconds])
     labels_of = {engine: np.array(measured[0].pop("labels")) for engine, measured in results.items()}
     compared = [_best(engine, measured) for engine, measured in results.items()]
     for each in compared:
@@ -89,7 +93,8 @@ def compare_engines(
     return {
         "run": str(run.folder), "split": held_out.split, "texts": len(timed), "rows": len(examples),
         "budget": str(run.budget(budget)),
-        "threads": int(os.environ["OMP_NUM_THREADS"]), "engines": compared, "environment": environment("onnxruntime"),
+        "threads": int(os.environ["OMP_NUM_THREADS"]), "engines": compared, "splitting": splitting,
+        "environment": environment("onnxruntime"),
     }  # fmt: skip
 
 
@@ -102,11 +107,12 @@ def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str
     """What to open and its budget, for each engine."""
     if run.exported or dense.exported:
         raise UsageError(f"{run.folder if run.exported else dense.folder} is an export: give the run itself")
-    from budgetformer.export.run import skips_heads
+    from budgetformer.export.run import layers_graph, skips_heads
 
     plain = write_dense(run, dense, folder)
     staged, int8 = folder / "staged", folder / "staged-int8"
     run.export(staged, budget=budget)
+    (folder / _WHOLE).write_bytes(layers_graph(run.model, run.budget(budget)).SerializeToString())
     run.export(int8, budget=budget, int8=True)
     engines = {
         "torch dense": (plain, None),
@@ -115,7 +121,6 @@ def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str
         "ONNX dense int8": (str(folder / "dense-int8"), None),
         "ONNX staged fp32": (str(staged), None),
         "ONNX staged int8": (str(int8), None),
-        "ONNX every stage fp32": (str(staged), "exit:0"),
     }
     if find_spec("openvino") and not skips_heads(run.model, run.budget(budget)):
         dense_int8, int8 = (folder / f"{name}-openvino-int8" for name in ("dense", "staged"))
@@ -262,12 +267,10 @@ def rows_per_second(
     return rates
 
 
-def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality: bool) -> dict[str, Any]:
+def measure(rows: str, folder: str, budget: str | None, limit: float, quality: bool) -> dict[str, Any]:
     """One engine by the clock: tokenise, sort by length, batch, pad, classify. Then all rows once, for the quality."""
-    data, scorer = json.loads(rows.read_text(encoding="utf-8")), open_scorer(folder, budget)
-    texts, pairs = ([data[name][row] for row in data["timed"]] if data[name] else None for name in ("texts", "pairs"))
-    assert texts is not None
-    rates = rows_per_second(scorer.answer, texts, pairs, limit)
+    data, scorer = json.loads(Path(rows).read_text(encoding="utf-8")), open_scorer(Path(folder), budget)
+    rates = rows_per_second(scorer.answer, *_timed(data), limit)
     if not quality:
         return {"rows_per_second": rates}
     table = scorer.encode(data["texts"], data["pairs"])
@@ -281,6 +284,31 @@ def measure(rows: Path, folder: Path, budget: str | None, limit: float, quality:
     return result
 
 
+def _timed(data: dict[str, Any]) -> tuple[list[str], list[str] | None]:
+    texts, pairs = data["texts"], data["pairs"]
+    return [texts[row] for row in data["timed"]], [pairs[row] for row in data["timed"]] if pairs else None
+
+
+def splitting(rows: str, staged: str, whole: str, limit: float) -> dict[str, float]:
+    """By batch size: how many times as long the stages' graphs take, every text through all of them, as one graph with
+    the same operators. Both take turns with each batch."""
+    scorer, joined = open_scorer(Path(staged), "exit:0"), open_graph(Path(whole), int(os.environ["OMP_NUM_THREADS"]))
+    engine, table = scorer.engine, scorer.encode(*_timed(json.loads(Path(rows).read_text(encoding="utf-8"))))
+    assert isinstance(engine, GraphEngine)
+    table, ratios = replace(table, words_logits=engine.words(table)), {}
+    for size in BATCHES:
+        plan, sums = eval_plan(table.lengths, batch_size=size), {"split": 0.0, "whole": 0.0}
+        for some in plan:
+            feed = engine.feed(batch := collate(table, some, scorer.config.pad_token_id), scorer.budget)
+            rivals: dict[str, Callable[[], object]] = {
+                "split": partial(engine.logits, batch, scorer.budget), "whole": partial(joined.run, feed),
+            }  # fmt: skip
+            for name, milliseconds in take_turns(rivals, seconds=limit / len(plan), least=3).items():
+                sums[name] += milliseconds
+        ratios[str(size)] = sums["split"] / sums["whole"]
+    return ratios
+
+
 if __name__ == "__main__":
-    file, place, *options = json.loads(sys.argv[1])
-    print(json.dumps(measure(Path(file), Path(place), *options)))
+    what, *arguments = json.loads(sys.argv[1])
+    print(json.dumps(measure(*arguments) if what == "measure" else splitting(*arguments)))

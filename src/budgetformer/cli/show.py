@@ -216,6 +216,8 @@ def print_engines(result: dict[str, Any]) -> None:
     columns |= {"FLOPs of dense": "{flops_ratio:.1%}", "other label than torch": "{other_labels:.2%}"}
     title = "{run} at {budget}, {threads} threads, from text to label: {texts} texts timed, {rows} {split} rows scored"
     print_table(title.format_map(result), columns, result["engines"], left=["engine"])
+    costs = ", ".join(f"{ratio - 1:+.1%} at batch {batch}" for batch, ratio in result["splitting"].items())
+    print_line(f"One graph for each stage instead of one for all, every text through all of them: {costs} in time.")
 
 
 def print_run_bench(result: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ class GraphEngine:
         B, stages, first = len(batch.input_ids), config.stages, 0
         logits = np.zeros((B, len(stages.depths), config.labels), np.float32)
         heads, exits = np.zeros((B, config.num_hidden_layers), np.int16), np.zeros(B, np.int64)
-        rows, feed = np.arange(B), self._feed(batch, budget)
+        rows, feed = np.arange(B), self.feed(batch, budget)
         if stages.words:
             assert batch.words_logits is not None
             logits[:, 0] = batch.words_logits
@@ -187,7 +187,8 @@ class GraphEngine:
             exits=exits if config.exits else None, stage_logits=logits if everything else None,
         )  # fmt: skip
 
-    def _feed(self, batch: Batch, budget: Dial) -> dict[str, Any]:
+    def feed(self, batch: Batch, budget: Dial) -> dict[str, Any]:
+        """What the first graph takes, by name."""
         types = np.zeros_like(batch.input_ids) if batch.token_type_ids is None else batch.token_type_ids
         feed = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "token_type_ids": types}
         if budget.mode == "max" and budget.heads != self.exported.heads:

@@ -144,14 +144,19 @@ def narrowed(model: BudgetFormerForSequenceClassification, dial: Dial) -> Budget
 def stage_graphs(
     model: BudgetFormerForSequenceClassification, dial: Dial, *, separate: bool = False, fused: bool = True
 ) -> list[ModelProto]:
-    """A graph for each stage of layers: traced, or where heads depend on the text, of our own encoder, hand-written.
+    """A graph for each stage of layers."""
+    depths = [depth for depth in model.config.stages.depths if depth]
+    return cut_stages(layers_graph(model, dial, separate=separate, fused=fused), depths)
+
+
+def layers_graph(
+    model: BudgetFormerForSequenceClassification, dial: Dial, *, separate: bool = False, fused: bool = True
+) -> ModelProto:
+    """All stages in one graph: traced, or where heads depend on the text, of our own encoder, hand-written.
 
     `fused` operators are those that ONNX Runtime alone has.
     """
-    depths = [depth for depth in model.config.stages.depths if depth]
-    if skips_heads(model, dial):
-        return cut_stages(build(model, dial, separate=separate), depths)
-    return cut_stages(trace(model, dial, fused=fused), depths)
+    return build(model, dial, separate=separate) if skips_heads(model, dial) else trace(model, dial, fused=fused)
 
 
 def skips_heads(model: BudgetFormerForSequenceClassification, dial: Dial) -> bool:

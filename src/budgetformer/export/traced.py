@@ -22,7 +22,8 @@ from budgetformer.export.builder import OPSET
 from budgetformer.models.layers import Layers, PretrainedLayers
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.models.sites import BiasOnly, Budgets, RetrofitAttention
-from budgetformer.nn.allocation import Allocation, Budget
+from budgetformer.models.stages import ExitHead
+from budgetformer.nn.allocation import Allocation, Budget, first_token, pool
 from budgetformer.nn.attention import BudgetedAttention
 from budgetformer.nn.encoder import Block
 from budgetformer.nn.selective import Positions
@@ -90,6 +91,18 @@ class _Heads(torch.autograd.Function):
         return torch.zeros_like(v)  # the example's values do not matter
 
 
+class _FirstToken(torch.autograd.Function):
+    """`first_token` in two operators, where tracing its indexing makes fifteen."""
+
+    @staticmethod
+    def symbolic(g: Any, hidden_BND: Any, mask_BN: Any) -> Any:
+        return g.op("GatherND", hidden_BND, g.op("ArgMax", mask_BN, axis_i=1, keepdims_i=1), batch_dims_i=1)
+
+    @staticmethod
+    def forward(ctx: Any, hidden_BND: Tensor, mask_BN: Tensor) -> Tensor:
+        return first_token(hidden_BND, mask_BN)
+
+
 class _Network(nn.Module):
     """The model's layers from the first to the last, and the heads of its exits."""
 
@@ -120,7 +133,10 @@ class _Network(nn.Module):
             for layer in range(first, depth):
                 hidden_BND = layers.run_layer(layer, hidden_BND, budgets)
             if depth < self.depths[-1]:
-                outputs += [hidden_BND, self.exits[number](hidden_BND, mask_BN)]
+                head = self.exits[number]
+                assert isinstance(head, ExitHead)
+                first_BD = _FirstToken.apply(hidden_BND, mask_BN.int())  # type: ignore[no-untyped-call]
+                outputs += [hidden_BND, head.classify(first_BD, pool(hidden_BND, mask_BN))]
             else:
                 outputs.append(layers.classify(hidden_BND, mask_BN))
             if f"heads_{depth}" in self.names:

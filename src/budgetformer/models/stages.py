@@ -83,8 +83,12 @@ class ExitHead(nn.Module):
         nn.init.zeros_(self.outer.bias)
 
     def forward(self, hidden_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
-        pooled = torch.cat([first_token(hidden_BND, mask_BN).float(), pool(hidden_BND, mask_BN)], dim=1)
-        out: Tensor = self.outer(self.dropout(torch.nn.functional.gelu(self.inner(self.norm(pooled)))))
+        return self.classify(first_token(hidden_BND, mask_BN).float(), pool(hidden_BND, mask_BN))
+
+    def classify(self, first_BD: Tensor, mean_BD: Tensor) -> Tensor:
+        """The answer from both. -> (B, C)."""
+        normed = self.norm(torch.cat([first_BD, mean_BD], dim=1))
+        out: Tensor = self.outer(self.dropout(torch.nn.functional.gelu(self.inner(normed))))
         return out
 
 
