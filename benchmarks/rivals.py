@@ -260,9 +260,10 @@ def draw(rows: dict[str, Any], file: Path) -> None:
         for place, (dataset, rivals) in enumerate(rows.items(), 1):
             axes = figure.add_subplot(down, across, place)
             for rival, (colour, marker) in styles.items():
-                points = [[p for p, _ in seeds if "timing" in p] for key, seeds in rivals.items() if key[0] == rival]
-                xy = [(np.mean([p["timing"]["rows_per_second"]["32"] for p in same]),
-                       100 * np.mean([p["value"] for p in same])) for same in points if same]  # fmt: skip
+                points = [[p for p, _ in seeds] for key, seeds in rivals.items() if key[0] == rival]
+                xy = [(np.mean([p["timing"]["rows_per_second"]["32"] for p in seeds if "timing" in p]),
+                       100 * np.mean([p["value"] for p in seeds]))
+                      for seeds in points if any("timing" in p for p in seeds)]  # fmt: skip
                 if xy:
                     style = {"color": colour, "marker": marker, "markersize": 8 if rival == "ours" else 6}
                     shown[RIVALS[rival]] = axes.plot(*zip(*sorted(xy), strict=True), **style)[0]

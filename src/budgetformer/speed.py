@@ -30,7 +30,7 @@ from budgetformer.data.batches import Batch, collate, eval_plan
 from budgetformer.data.splits import sample_rows
 from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
-from budgetformer.engine.graphs import GraphEngine, open_graph
+from budgetformer.engine.graphs import GraphEngine, StageGraph, open_graph
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Outputs, score
 from budgetformer.errors import UsageError
@@ -48,7 +48,7 @@ _ROUNDS = 2  # of all engines, so that a slow moment of the machine does not hit
 _SECONDS = 5.0  # for a batch size in a round, or one pass
 _READ_AHEAD = 64  # batches whose texts are tokenised and sorted together
 _THREADS = "2"
-_WHOLE = "whole.onnx"  # all stages in one graph
+_JOINED = "joined.onnx"  # all stages in one graph
 Answer = Callable[[Sequence[str], Sequence[str] | None, int], NDArray[Any]]  # texts, second texts, batch size -> labels
 
 
@@ -83,8 +83,8 @@ def compare_engines(
             for engine, place in engines.items():
                 options = ["measure", str(folder / "rows.json"), *place, seconds, number == 0]
                 results[engine].append(in_fresh_process(["-m", __name__], options))
-        whole = [str(folder / name) for name in ("rows.json", "staged", _WHOLE)]
-        splitting = in_fresh_process(["-m", __name__], ["splitting", *whole, seconds])
+        files = [str(folder / name) for name in ("rows.json", "staged", _JOINED)]
+        splitting = in_fresh_process(["-m", __name__], ["splitting", *files, seconds])
     labels_of = {engine: np.array(measured[0].pop("labels")) for engine, measured in results.items()}
     compared = [_best(engine, measured) for engine, measured in results.items()]
     for each in compared:
@@ -112,7 +112,7 @@ def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str
     plain = write_dense(run, dense, folder)
     staged, int8 = folder / "staged", folder / "staged-int8"
     run.export(staged, budget=budget)
-    (folder / _WHOLE).write_bytes(layers_graph(run.model, run.budget(budget)).SerializeToString())
+    (folder / _JOINED).write_bytes(layers_graph(run.model, run.budget(budget)).SerializeToString())
     run.export(int8, budget=budget, int8=True)
     engines = {
         "torch dense": (plain, None),
@@ -289,23 +289,28 @@ def _timed(data: dict[str, Any]) -> tuple[list[str], list[str] | None]:
     return [texts[row] for row in data["timed"]], [pairs[row] for row in data["timed"]] if pairs else None
 
 
-def splitting(rows: str, staged: str, whole: str, limit: float) -> dict[str, float]:
-    """By batch size: how many times as long the stages' graphs take, every text through all of them, as one graph with
-    the same operators. Both take turns with each batch."""
-    scorer, joined = open_scorer(Path(staged), "exit:0"), open_graph(Path(whole), int(os.environ["OMP_NUM_THREADS"]))
-    engine, table = scorer.engine, scorer.encode(*_timed(json.loads(Path(rows).read_text(encoding="utf-8"))))
-    assert isinstance(engine, GraphEngine)
-    table, ratios = replace(table, words_logits=engine.words(table)), {}
+def splitting(rows: str, staged: str, joined: str, limit: float) -> dict[str, float]:
+    """By batch size: how many times as long a graph for each stage takes, every text through all of them, as one graph
+    with the same operators. Both engines take turns with each batch."""
+    scorer = open_scorer(Path(staged), "exit:0")
+    split, config = scorer.engine, scorer.config
+    assert isinstance(split, GraphEngine)
+    layers, graph = config.num_hidden_layers, open_graph(Path(joined), int(os.environ["OMP_NUM_THREADS"]))
+    heads = None if split.graphs[0].heads is None else [h for stage in split.graphs for h in stage.heads or ()]
+    plain = replace(config, exits=None, temperatures=[])
+    one = GraphEngine([StageGraph(graph, layers, heads)], plain, split.folder, split.exported)
+    table = scorer.encode(*_timed(json.loads(Path(rows).read_text(encoding="utf-8"))))
+    table, ratios = replace(table, words_logits=split.words(table)), {}
     for size in BATCHES:
-        plan, sums = eval_plan(table.lengths, batch_size=size), {"split": 0.0, "whole": 0.0}
+        plan, sums = eval_plan(table.lengths, batch_size=size), {"split": 0.0, "joined": 0.0}
         for some in plan:
-            feed = engine.feed(batch := collate(table, some, scorer.config.pad_token_id), scorer.budget)
+            batch = collate(table, some, config.pad_token_id)
             rivals: dict[str, Callable[[], object]] = {
-                "split": partial(engine.logits, batch, scorer.budget), "whole": partial(joined.run, feed),
+                "split": partial(split.logits, batch, scorer.budget), "joined": partial(one.logits, batch, Dial()),
             }  # fmt: skip
             for name, milliseconds in take_turns(rivals, seconds=limit / len(plan), least=3).items():
                 sums[name] += milliseconds
-        ratios[str(size)] = sums["split"] / sums["whole"]
+        ratios[str(size)] = sums["split"] / sums["joined"]
     return ratios
 
 

@@ -33,6 +33,7 @@ HELP = {
     "test_fraction": "The share of the rows to test on, where neither validation nor test set is given.",
     "seed": "The seed of everything random.",
     "offline": "Never use the network.",
+    "unlabelled": "With --base: more texts, which the fine-tuned encoder labels.",
     "limit": "Use at most this many rows: of the training rows, or of the rows to evaluate on.",
 }
 

@@ -14,7 +14,7 @@ from budgetformer.training.recipe import PRESETS, Recipe
 
 
 @app.command()
-@takes_data(*TABLES, "validation_fraction", "test_fraction", "seed", "limit")
+@takes_data(*TABLES, "unlabelled", "validation_fraction", "test_fraction", "seed", "limit")
 def train(
     source: DataSource,
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's directory.")] = Path("run"),

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from budgetformer.data.examples import UNLABELLED, BadRows, Example, Schema, choose_columns, read_examples
 from budgetformer.data.locate import DataSource, Table, choose_split, locate, quarantine_file
 from budgetformer.data.scan import Scan, choose_schema, order_labels, peek, scan
-from budgetformer.data.splits import Hashes, carve, overlap, part_sizes, subset
+from budgetformer.data.splits import Hashes, carve, overlap, part_sizes, subset, text_hash
 from budgetformer.errors import DataError
 
 IMBALANCE = 10  # rows of the largest class to one of the smallest, from where on it is worth a warning
@@ -144,6 +144,17 @@ def stream_examples(source: DataSource) -> Iterator[Example]:
     present = peek(table)[1]
     schema = choose_columns(present, table.name, text=source.text, text_pair=source.text_pair, need_label=False)
     yield from read_examples(table.rows(), schema, BadRows(source.bad_rows, quarantine_file(source)))
+
+
+def stream_unlabelled(data: DataSet) -> Iterator[Example]:
+    """The texts of `source.unlabelled` that are in no split of the data, in the same columns."""
+    schema, source = data.schema, data.source
+    assert source.unlabelled is not None
+    known = set(np.concatenate([split.hashes for split in data.splits.values()]).tolist())
+    place = replace(source, data=source.unlabelled, validation=None, test=None)
+    for example in stream_examples(replace(place, text=schema.text, text_pair=schema.text_pair)):
+        if text_hash(example.text, example.text_pair) not in known:
+            yield example
 
 
 def read_tables(

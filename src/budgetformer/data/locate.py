@@ -45,6 +45,7 @@ class DataSource:
     validation, test: files; validation "test" takes the test set for validation too (the paper's way).
     text, text_pair, label: columns; label "a,b,c" names several columns of 0 or 1.
     limit: at most this many training rows, drawn with the seed.
+    unlabelled: more texts for a pretrained encoder, named as `data` is; their labels, if they have any, are not read.
     """
 
     data: str
@@ -64,6 +65,7 @@ class DataSource:
     data_dir: str | None = None
     offline: bool = False
     limit: int | None = None
+    unlabelled: str | None = None
 
     def __post_init__(self) -> None:
         for field, allowed in CHOICES.items():

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -264,11 +264,18 @@ def overflow(encoding: Any) -> list[int]:
 
 def encode_split(split: Split, data: DataSet, tokenizer: Tokenizer, max_length: int) -> TokenTable:
     """A split with its labels, row by row as `split.examples()`; long rows are cut."""
+    return encode_stream(split.examples, data, tokenizer, max_length, labelled=True)
+
+
+def encode_stream(
+    stream: Callable[[], Iterator[Example]], data: DataSet, tokenizer: Tokenizer, max_length: int, *, labelled: bool
+) -> TokenTable:
+    """Examples like those of `data`, as often as they are asked for; long ones are cut."""
     encoder = TextEncoder(tokenizer, max_length, pair=data.is_pair)
     try:
-        return encoder.table(split.examples(), data.is_pair, data)
+        return encoder.table(stream(), data.is_pair, data if labelled else None)
     except TextError as error:
-        row = next(itertools.islice(split.examples(), error.row, None))
+        row = next(itertools.islice(stream(), error.row, None))
         raise DataError(f"{row.file}, line {row.line}: {error.reason}") from None
 
 

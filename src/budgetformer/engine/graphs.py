@@ -149,34 +149,37 @@ class GraphEngine:
         B, stages, first = len(batch.input_ids), config.stages, 0
         logits = np.zeros((B, len(stages.depths), config.labels), np.float32)
         heads, exits = np.zeros((B, config.num_hidden_layers), np.int16), np.zeros(B, np.int64)
-        rows, feed = np.arange(B), self.feed(batch, budget)
+        rows, feed = np.arange(B), self._feed(batch, budget)
+        here: Any = slice(None)  # the rows in the batch: as long as none has left, all of them, which indexes quickly
         if stages.words:
             assert batch.words_logits is not None
             logits[:, 0] = batch.words_logits
 
         def leave(stage: int) -> None:
             """Take rows out that leave after a stage, and columns that are padding for all others."""
-            nonlocal rows, feed
-            answers = logits[rows, stage]
+            nonlocal rows, here, feed
+            if not limit and after is None:
+                return
+            answers = logits[here, stage]
             leaves = stages.leaves(stage, answers, limit)
             if after is not None:
-                leaves = after(StageResult(stage, rows, answers, heads[rows, :first], leaves))
+                leaves = after(StageResult(stage, rows, answers, heads[here, :first], leaves))
             if leaves.any():
                 stay = np.flatnonzero(~leaves)
                 columns = int(feed["attention_mask"][stay].any(axis=0).sum())  # padding is at the end
-                rows, feed = rows[stay], {n: v[stay, :columns] if v.ndim else v for n, v in feed.items()}
+                rows = here = rows[stay]
+                feed = {n: v[stay, :columns] if v.ndim else v for n, v in feed.items()}
 
         if stages.words:
             leave(0)
         for stage, (graph, depth, known) in enumerate(self.graphs, int(stages.words)):
             if not len(rows):
                 break
-            with named_read_errors(self.folder, "export it again"):
-                outputs = graph.run(feed)
-            words = logits[rows, 0] if stages.words else None
-            logits[rows, stage] = stages.add_words(stage, outputs[f"logits_{depth}"], words)
-            heads[rows, first:depth] = known or outputs[f"heads_{depth}"]
-            exits[rows], first = stage, depth
+            outputs = self._run(graph, feed)
+            words = logits[here, 0] if stages.words else None
+            logits[here, stage] = stages.add_words(stage, outputs[f"logits_{depth}"], words)
+            heads[here, first:depth] = known or outputs[f"heads_{depth}"]
+            exits[here], first = stage, depth
             if depth < config.num_hidden_layers:
                 hidden = {name: value for name, value in outputs.items() if name.startswith("hidden")}
                 feed = hidden | {name: feed[name] for name in ("attention_mask", "budget_max") if name in feed}
@@ -187,8 +190,14 @@ class GraphEngine:
             exits=exits if config.exits else None, stage_logits=logits if everything else None,
         )  # fmt: skip
 
-    def feed(self, batch: Batch, budget: Dial) -> dict[str, Any]:
-        """What the first graph takes, by name."""
+    def _run(self, graph: Graph, feed: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
+        try:
+            return graph.run(feed)
+        except BaseException:
+            with named_read_errors(self.folder, "export it again"):
+                raise
+
+    def _feed(self, batch: Batch, budget: Dial) -> dict[str, Any]:
         types = np.zeros_like(batch.input_ids) if batch.token_type_ids is None else batch.token_type_ids
         feed = {"input_ids": batch.input_ids, "attention_mask": batch.attention_mask, "token_type_ids": types}
         if budget.mode == "max" and budget.heads != self.exported.heads:

@@ -20,7 +20,8 @@ from budgetformer.errors import DataError, UsageError
 from budgetformer.runs.files import COPY_AGAIN, named_read_errors
 from budgetformer.runs.record import TASKS
 
-TRAINING_ROWS = "training_rows.safetensors"  # the text hashes (uint64) of the rows that a run was trained on
+# The text hashes (uint64) of the rows that a run was trained on: `hashes`, and `unlabelled` where there were such.
+TRAINING_ROWS = "training_rows.safetensors"
 _TRAINED_ON = 0.5  # of a run's training rows: a file that holds so many of them is its training file, changed
 _SOURCE = TypeAdapter(DataSource)
 _COLUMNS = ("text", "text_pair", "label", "label_separator", "data_dir")  # the same for other rows, unless given
@@ -118,27 +119,28 @@ class RunRows:
         """The texts of a file whose labels are not known, but for those that the run was trained on; and a note."""
         examples = list(stream_examples(self.in_columns(source)))
         hashes = np.array([text_hash(example.text, example.text_pair) for example in examples], np.uint64)
-        trained = self._training_hashes
-        if trained is None or not (seen := overlap(hashes, trained)).any():
+        if not (seen := overlap(hashes, self._training_hashes[1])).any():
             return examples, []
         note = _left_out(seen, source.data)
         return [example for example, known in zip(examples, seen.tolist(), strict=True) if not known], [note]
 
     @property
-    def _training_hashes(self) -> Hashes | None:
-        """The `text_hash` of each training row, sorted; None for a run that does not say."""
+    def _training_hashes(self) -> tuple[Hashes, Hashes]:
+        """The `text_hash` of each labelled training row, and of all, sorted; none for a run that does not say."""
         if not (file := self.folder / TRAINING_ROWS).exists():
-            return None
+            return (none := np.zeros(0, np.uint64)), none
         from safetensors.numpy import load_file
 
         with named_read_errors(file, COPY_AGAIN):
-            return np.sort(load_file(file)["hashes"].astype(np.uint64))
+            saved = load_file(file)
+            every = [hashes.astype(np.uint64) for hashes in saved.values()]
+            return np.sort(saved["hashes"].astype(np.uint64)), np.sort(np.concatenate(every))
 
     def _without_training_rows(self, held_out: HeldOut, *, drop: bool, always: bool = False) -> HeldOut:
-        hashes, trained = held_out.rows.hashes, self._training_hashes
-        if trained is None or not (seen := overlap(hashes, trained)).any():
+        hashes, (labelled, trained) = held_out.rows.hashes, self._training_hashes
+        if not (seen := overlap(hashes, trained)).any():
             return held_out
-        if always or (drop and overlap(np.unique(trained), np.sort(hashes)).mean() >= _TRAINED_ON):
+        if always or (drop and overlap(np.unique(labelled), np.sort(hashes)).mean() >= _TRAINED_ON):
             note = _left_out(seen, held_out.data.source.data)
             return held_out.select(~seen)._replace(notes=[*held_out.notes, note])
         return held_out._replace(notes=[*held_out.notes, _seen(seen)])

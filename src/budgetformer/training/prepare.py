@@ -4,21 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from budgetformer.data.dataset import DataSet, Texts, open_data
+from budgetformer.data.dataset import DataSet, Texts, open_data, stream_unlabelled
 from budgetformer.data.locate import DataSource
+from budgetformer.data.splits import Hashes, text_hash
 from budgetformer.data.tokenizer import load_tokenizer, train_tokenizer
-from budgetformer.data.tokens import TokenTable, encode_split
-from budgetformer.errors import UsageError
+from budgetformer.data.tokens import TokenTable, encode_split, encode_stream
+from budgetformer.errors import DataError, UsageError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.runs.files import write_files
 from budgetformer.runs.record import TASKS
 from budgetformer.training.recipe import Recipe
+
+
+class Unlabelled(NamedTuple):
+    """Texts without labels, and the `text_hash` of each."""
+
+    table: TokenTable
+    hashes: Hashes
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +37,7 @@ class Prepared:
     data: DataSet
     tokenizer: PreTrainedTokenizerFast
     splits: dict[str, TokenTable]
+    unlabelled: Unlabelled | None = None
 
     @property
     def final(self) -> str:
@@ -37,6 +47,8 @@ class Prepared:
 
 def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str], None]) -> Prepared:
     """Open the data, get or train the tokenizer, encode the splits."""
+    if source.unlabelled is not None and recipe.base is None:
+        raise UsageError("--unlabelled needs --base: the fine-tuned encoder labels those rows")
     data = open_data(source)
     log(data.columns_chosen)
     for warning in data.warnings:
@@ -50,7 +62,19 @@ def prepare(source: DataSource, recipe: Recipe, folder: Path, log: Callable[[str
         truncated = int(split.truncated.sum())
         cut = f", {truncated} cut at {recipe.max_length} tokens" if truncated else ""
         log(f"{name}: {len(split)} rows, {split.lengths.mean():.0f} tokens on average{cut}")
-    return Prepared(data, tokenizer, splits)
+    return Prepared(data, tokenizer, splits, _unlabelled(data, recipe, tokenizer, log) if source.unlabelled else None)
+
+
+def _unlabelled(
+    data: DataSet, recipe: Recipe, tokenizer: PreTrainedTokenizerFast, log: Callable[[str], None]
+) -> Unlabelled:
+    stream = partial(stream_unlabelled, data)
+    table = encode_stream(stream, data, tokenizer.backend_tokenizer, recipe.max_length, labelled=False)
+    if not len(table):
+        raise DataError(f"{data.source.unlabelled} has no text that is not in the training, validation or test rows: "
+                        "give other texts, or leave --unlabelled out")  # fmt: skip
+    log(f"unlabelled: {len(table)} rows, {table.lengths.mean():.0f} tokens on average, which the dense model labels")
+    return Unlabelled(table, np.array([text_hash(row.text, row.text_pair) for row in stream()], np.uint64))
 
 
 def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, log: Callable[[str], None]) -> PreTrainedTokenizerFast:

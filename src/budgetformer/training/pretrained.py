@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from budgetformer.data.batches import collate, eval_plan
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
-from budgetformer.engine.scores import Floats, score
+from budgetformer.engine.answers import predicted
+from budgetformer.engine.scores import Floats, Scores, score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import ModelError, UsageError
 from budgetformer.models.bases import base_hash, load_base
@@ -25,7 +27,14 @@ from budgetformer.training.recipe import Recipe
 _BATCH_TOKENS = 4096  # padded tokens of a batch that heads are ranked on
 # Logits of every training row, or the model itself for its layers.
 Teacher = Floats | BudgetFormerForSequenceClassification | None
-Built = tuple[BudgetFormerForSequenceClassification, Teacher]
+
+
+class Built(NamedTuple):
+    """A model before it is trained, what it learns from beside labels, and its rows; None: the training rows."""
+
+    model: BudgetFormerForSequenceClassification
+    teacher: Teacher = None
+    rows: TokenTable | None = None
 
 
 def dense_recipe(recipe: Recipe) -> Recipe:
@@ -34,7 +43,7 @@ def dense_recipe(recipe: Recipe) -> Recipe:
     return replace(recipe, epochs=max(1, recipe.dense_epochs), keep="best", model=model)
 
 
-def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetFormerForSequenceClassification, None]:
+def build_dense(prepared: Prepared, recipe: Recipe) -> Built:
     """The base with a classifier for the data's labels, before fine-tuning."""
     assert recipe.base is not None
     options = label_options(prepared, recipe)
@@ -45,34 +54,36 @@ def build_dense(prepared: Prepared, recipe: Recipe) -> tuple[BudgetFormerForSequ
     source = {"base_name": name, "base_sha256": base_hash(plain, fresh), "base_fresh": fresh}
     model = retrofit(plain, **{**options, **recipe.model, **source})
     _check(prepared, recipe, model, fresh)
-    return model, None
+    return Built(model)
 
 
-def build_budgeted(
-    prepared: Prepared, recipe: Recipe, dense: Path | None
-) -> tuple[BudgetFormerForSequenceClassification, Teacher]:
-    """The dense model with gates, its heads ranked; and the dense model as a teacher.
+def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> Built:
+    """The dense model with gates, its heads ranked; the dense model as a teacher, which labels unlabelled rows.
 
     `dense` is the directory of the fine-tuned model; None means that the base is fine-tuned already.
     """
     if dense is not None:
         model = BudgetFormerForSequenceClassification.from_pretrained(dense, offline=prepared.data.source.offline)
     else:
-        model, _ = build_dense(prepared, dense_recipe(recipe))
+        model = build_dense(prepared, dense_recipe(recipe)).model
         invented = [n for n in model.config.base_fresh if not n.startswith(f"{model.base.base_model_prefix}.")]
-        if invented and (recipe.selects_heads or _option(recipe, "distill_weight")):
+        if invented and (recipe.selects_heads or _option(recipe, "distill_weight") or prepared.unlabelled):
             raise UsageError(
                 f"dense_epochs=0 is for a base that is fine-tuned already, but {recipe.base} has no {invented[0]!r} "
                 "for these labels: give dense_epochs of at least 1"
             )
     model.config.temperatures = []  # of answers, not of what a teacher tells
-    teacher: Teacher = None
-    if _option(recipe, "distill_layers"):
-        teacher = model
-        model.train(False)
-    elif recipe.selects_heads and _option(recipe, "distill_weight"):  # exits learn from the model's own last stage
-        with torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
-            teacher = score(TorchEngine(model), prepared.splits["train"]).logits
+    teacher: Teacher = model.train(False) if _option(recipe, "distill_layers") else None
+    rows, logits = prepared.splits["train"], None
+    with torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
+        if prepared.unlabelled is not None:
+            answers = score(TorchEngine(model), prepared.unlabelled.table)
+            rows, logits = _with_labels_of(answers, rows), answers.logits
+        # Without such rows, exits learn from the model's own last stage alone.
+        taught = recipe.selects_heads or logits is not None
+        if teacher is None and taught and _option(recipe, "distill_weight"):
+            labelled = score(TorchEngine(model), prepared.splits["train"]).logits
+            teacher = labelled if logits is None else np.concatenate([labelled, logits])
     source = {k: getattr(model.config, k) for k in ("base_name", "base_sha256", "base_fresh")}
     budgeted = retrofit(model.plain(), **{**label_options(prepared, recipe), **recipe.model, **source})
     _check(prepared, recipe, budgeted, budgeted.config.base_fresh)
@@ -81,7 +92,14 @@ def build_budgeted(
             budgeted.config.gates["price_tokens"] = round(float(prepared.splits["train"].lengths.mean()))
         batches = sample_batches(prepared.splits["train"], budgeted, rows=1024)
         rank_heads(budgeted, batches, ranking=recipe.ranking, seed=prepared.data.source.seed)
-    return budgeted, teacher
+    return Built(budgeted, teacher, rows)
+
+
+def _with_labels_of(answers: Scores, rows: TokenTable) -> TokenTable:
+    """Labelled rows, followed by others under the labels that a model gave them."""
+    assert rows.labels is not None
+    labels = predicted(answers.probabilities, answers.task).astype(rows.labels.dtype)
+    return replace(TokenTable.join([rows, answers.table]), labels=np.concatenate([rows.labels, labels]))
 
 
 def sample_batches(

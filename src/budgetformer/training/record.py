@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import shutil
 from collections.abc import Iterator, Sequence
@@ -87,16 +88,18 @@ def _begins(folder: Path, resume: bool) -> bool:
 
 def identity_of(prepared: Prepared, recipe: Recipe, seed: int) -> dict[str, Any]:
     """What must be the same for a run to go on. Where the data lies does not matter, only what is in it."""
-    places = ("data", "validation", "test", "data_dir", "offline", "quarantine")
+    places = ("data", "validation", "test", "unlabelled", "data_dir", "offline", "quarantine")
     source = {k: v for k, v in asdict(prepared.data.source).items() if k not in places}
     if prepared.data.source.validation == "test":
         source["validation"] = "test"
+    more = prepared.unlabelled
     idle = ("checkpoint_minutes", *(("base", "dense_epochs", "delta", "ranking") if recipe.base is None else ()))
     return {
         "recipe": {k: v for k, v in recipe.to_json().items() if k not in idle},
         "source": source,
         "data": prepared.data.fingerprint,
         "seed": seed,
+        **({} if more is None else {"unlabelled": hashlib.sha256(more.hashes.tobytes()).hexdigest()}),
     }
 
 
@@ -118,6 +121,7 @@ def record_of(
         "labels": data.labels,
         "pairs": data.is_pair,
         "splits": {name: len(split) for name, split in prepared.splits.items()},
+        **({} if prepared.unlabelled is None else {"unlabelled_rows": len(prepared.unlabelled.table)}),
         "cut": {name: int(split.truncated.sum()) for name, split in prepared.splits.items()},
         "columns": data.columns_chosen,
         "text_columns": [column for column in (data.schema.text, data.schema.text_pair) if column],

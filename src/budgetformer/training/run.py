@@ -226,18 +226,18 @@ class _Session:
         with named_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
         torch.manual_seed(self.seed)
-        model, teacher = (
-            build() if build else (BudgetFormerForSequenceClassification(make_config(prepared, recipe)), None)
-        )
+        built = build() if build else Built(BudgetFormerForSequenceClassification(make_config(prepared, recipe)))
+        model, rows = built.model, prepared.splits["train"] if built.rows is None else built.rows
         with self.accelerator.main_process_first():  # it fits, the others read
             fit_words_stage(model, prepared.splits["train"], folder / "checkpoints" / "words.safetensors")
         fit = Fit(
-            model, prepared.splits["train"], prepared.splits["validation"], recipe, folder, identity, seed=self.seed,
-            accelerator=self.accelerator, tensorboard=self.tensorboard, quiet=self.quiet, teacher=teacher,
+            model, rows, prepared.splits["validation"], recipe, folder, identity, seed=self.seed,
+            accelerator=self.accelerator, tensorboard=self.tensorboard, quiet=self.quiet, teacher=built.teacher,
         )  # fmt: skip
         record = {**records.record_of(prepared, recipe, model, folder), "seed": self.seed, "identity": identity}
         if main:
-            write_bytes(folder / TRAINING_ROWS, save({"hashes": prepared.data.splits["train"].hashes}))
+            more = {} if prepared.unlabelled is None else {"unlabelled": prepared.unlabelled.hashes}
+            write_bytes(folder / TRAINING_ROWS, save({"hashes": prepared.data.splits["train"].hashes, **more}))
             if self.examples and begun is None:
                 records.write_examples(prepared, folder)
             write_json(record_file, record)
