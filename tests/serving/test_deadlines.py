@@ -208,6 +208,26 @@ def test_idle_time_runs_early_answers_to_the_end_and_counts_other_answers(tiny_s
     assert sum(audited.values())
 
 
+def test_audits_take_little_time(tiny_staged: Path) -> None:
+    """One that took a second is followed by 5 (1 / audit - 1) seconds without any."""
+    settings, now = Settings.make(["audit=0.2"], run=tiny_staged, budget="exit:inf"), [0.0]
+    engine = Engine(settings)
+    service = Service(engine, settings, clock=lambda: now[0])
+    score, done = engine.score, list[float]()
+
+    def slow(*arguments: Any) -> Any:
+        done.append(now[0])
+        now[0] += 1
+        return score(*arguments)
+
+    engine.score = slow  # type: ignore[method-assign, assignment]
+    row = engine.encode([("a fine film", None)])
+    for second in (0.0, 1.0, 20.5, 21.5, 22.0):
+        now[0] = second
+        service._audit(row, "words", ["pos"])
+    assert done == [0.0, 21.5]
+
+
 def test_audits_can_be_turned_off(tiny_staged: Path) -> None:
     settings = Settings.make(["audit=0"], run=tiny_staged, budget="exit:inf")
     service = Service(Engine(settings), settings)

@@ -36,6 +36,7 @@ from budgetformer.serving.settings import Settings
 T = TypeVar("T")
 logger = logging.getLogger("budgetformer.serving")
 Text = tuple[str, str | None]
+_REST = 5  # after an audit, as a multiple of what it took: the share of the time is a fifth of the share of texts
 _WRITING = 0.006  # seconds that are left for an answer to be written, on cores that are busy with other answers
 
 
@@ -147,6 +148,7 @@ class Service:
         self._not_ready: str | None = "the self-test is running"
         self._pace, self._stages = Pace(), engine.config.stages
         self._audits = {stage: np.zeros(2) for stage in self._stages.names}  # audited, and with another answer
+        self._next_audit = 0.0  # not before
         self._batcher = Batcher(
             self._encode, self._run, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000, late=self._late,
             expect=partial(self._pace.expect, int(self._stages.words)), clock=clock,
@@ -269,8 +271,15 @@ class Service:
                 self._batcher.when_idle(partial(self._audit, row, answer["exit"], _labels(answer)))
 
     def _audit(self, row: TokenTable, stage: str, labels: list[str]) -> None:
-        """Run a text that left early to the end, and see whether that gives another answer."""
+        """Run a text that left early to the end, and see whether that gives another answer.
+
+        Requests that come meanwhile find the cores busy: where few texts are to be audited, little time is given to it.
+        """
+        if (began := self._clock()) < self._next_audit:
+            return
         (answer,) = self.engine.answers(self.engine.score(row, Dial("exit", 0.0)))
+        now = self._clock()
+        self._next_audit = now + _REST * (1 / self.settings.audit - 1) * (now - began)
         other, tally = _labels(answer) != labels, self._audits[stage]
         tally += np.array([1, other])
         self.metrics.disagreed.labels(stage).inc(other)
