@@ -156,7 +156,10 @@ class Exits:
             return np.ones(len(logits), bool)
         if not limit or not self.options.rule or stage in self.closed:
             return np.zeros(len(logits), bool)
-        result: NDArray[np.bool_] = self.risk(stage, logits) < limit * self.to_come[stage]
+        most = limit * float(self.to_come[stage])  # risk; compared as log-odds, which need no exponential
+        intercept, slope = self.options.rule[stage]
+        bound = math.inf if most >= 1 else math.log(most / (1 - most))
+        result: NDArray[np.bool_] = intercept + slope * margin(logits, self.task) < bound
         return result
 
     def leave(self, logits: NDArray[Any], limit: float) -> NDArray[np.int64]:
