@@ -109,6 +109,11 @@ class Plan:
     def dense(self, dataset: str, fraction: float = 1.0) -> list[Cell]:
         return self.each(dataset, "dense", {"gates": {"kind": "all"}}, fraction)
 
+    def staged(self, dataset: str) -> list[Cell]:
+        """Words and exits in a dense model: what this project sets against budgets of heads."""
+        options = {"gates": {"kind": "all"}, "exits": {"start": 0.25}}
+        return self.each(dataset, "staged", options) if dataset in self.scale.staged else []
+
     def fixed(self, dataset: str, budget: float) -> list[Cell]:
         return self.each(dataset, f"fixed-{budget:g}", {"gates": {"kind": "fixed", "fixed_budget": budget}})
 

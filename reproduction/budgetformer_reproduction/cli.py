@@ -19,7 +19,7 @@ def reproduce(
         ),
     ] = None,
     scale: Annotated[
-        str, typer.Option(metavar="NAME|FILE", help="paper (to the letter), cpu, smoke, or a plan (TOML).")
+        str, typer.Option(metavar="NAME|FILE", help="paper (to the letter), medium, cpu, smoke, or a plan (TOML).")
     ] = "cpu",
     datasets: Annotated[str | None, typer.Option(help="Only these data sets, as a,b.")] = None,
     seeds: Annotated[int, typer.Option(help="How many seeds.", min=1)] = 1,

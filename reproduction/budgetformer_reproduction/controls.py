@@ -63,6 +63,8 @@ def controls(plan: Plan, store: Store) -> Findings:
             "narrower dense Transformer of the same FLOPs": same_flops(plan, name, ours),
             "TF-IDF and logistic regression": plan.each(name, TFIDF),
         }
+        if name in plan.scale.staged:
+            rivals["dense Transformer with words and exits"] = plan.staged(name)
         rows.append(_row(name, "BudgetFormer (learned)", ours))
         for words, cells in rivals.items():
             done, versus = store.get(cells), None

@@ -14,6 +14,7 @@ from budgetformer.errors import DataError
 from budgetformer.report import kit
 from budgetformer.report.numbers import DASH, format_seconds, format_value
 from budgetformer.runs.files import write_text
+from budgetformer_reproduction.scale import SCALES
 from budgetformer_reproduction.schema import IDS, OVER_ROWS, VERDICTS, Measured, Result, Table, checked
 
 _HERE = Path(__file__).parent
@@ -24,6 +25,8 @@ _READING = (
 _DASHED = f"A dash ({DASH}) marks a value that was not measured or does not apply."
 _SCALES = {
     "smoke": "This is the smoke scale: it shows that every step runs, and its numbers mean nothing.",
+    "medium": "This is the medium scale: narrower models than the paper's and fewer rows, but trained until validation "
+    "stops improving.",
     "cpu": "This is the CPU scale: models and data are smaller than the paper's, so compare directions, not digits. "
     "Explanations were tried on the runs that the project publishes.",
 }
@@ -34,16 +37,19 @@ _REMEDY = "fix it, or delete the file and reproduce again"
 
 def read(folder: Path) -> list[Result]:
     """The results in FOLDER/results/*.json, checked, in the paper's order."""
-    results = []
-    for file in sorted((folder / "results").glob("*.json")):
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise DataError(f"{file} is not readable JSON ({error}): delete it and reproduce again") from error
-        results.append(checked(Result, data, str(file), _REMEDY))
-        if results[-1].id != file.stem:
-            raise DataError(f"{file}: field id is {data['id']!r}: the file must be called {data['id']}.json")
+    results = [_read_file(file) for file in sorted((folder / "results").glob("*.json"))]
     return sorted(results, key=lambda result: IDS.index(result.id))
+
+
+def _read_file(file: Path) -> Result:
+    try:
+        data = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{file} is not readable JSON ({error}): delete it and reproduce again") from error
+    result = checked(Result, data, str(file), _REMEDY)
+    if result.id != file.stem:
+        raise DataError(f"{file}: field id is {data['id']!r}: the file must be called {data['id']}.json")
+    return result
 
 
 def write(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -72,11 +78,19 @@ def write(results: Sequence[Result], folder: Path) -> list[Path]:
             figures.append({"title": figure.title, "key": key(figure), "file": file, "svg": svg, "wide": wide})
         experiments.append({**vars(result), "figures": figures, "tables": list(map(_table, result.tables)),
                             "made": _made_of(result)})  # fmt: skip
-    files |= _documents(results, experiments)
+    files |= _documents(results, experiments, _other_verdicts(folder))
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_text(folder / name, text)
     return [folder / name for name in files]
+
+
+def _other_verdicts(folder: Path) -> dict[str, dict[str, str]]:
+    """By scale and claim: the verdicts of results/SCALE/*.json, which stand beside those of results/*.json."""
+    results = {name: [_read_file(file) for file in sorted((folder / "results" / name).glob("*.json"))]
+               for name in SCALES}  # fmt: skip
+    return {name: {claim.key: claim.verdict for result in some for claim in result.claims}
+            for name, some in results.items() if some}  # fmt: skip
 
 
 def _made_of(result: Result) -> str:
@@ -136,9 +150,18 @@ def _number(value: float | None, digits: int | None, *, signed: bool = False) ->
     return "−" + text[1:] if text.startswith("-") else text
 
 
-def _documents(results: Sequence[Result], experiments: list[dict[str, Any]]) -> dict[str, str]:
+def _documents(
+    results: Sequence[Result], experiments: list[dict[str, Any]], others: dict[str, dict[str, str]]
+) -> dict[str, str]:
     claims = [
-        {**vars(claim), "id": result.id, "brief": _brief(claim.evidence)}
+        {
+            **vars(claim),
+            "id": result.id,
+            "brief": _brief(claim.evidence),
+            "beside": "".join(
+                f" ({name}: {verdicts[claim.key]})" for name, verdicts in others.items() if claim.key in verdicts
+            ),
+        }
         for result in results
         for claim in result.claims
     ]

@@ -47,8 +47,10 @@ class Scale:
     shapes: Mapping[str, tuple[int, int]] = field(default_factory=lambda: SHAPES)
     retrained: tuple[str, ...] = DATASETS  # where fixed and random heads are trained so, beside being overridden
     controlled: tuple[str, ...] = ("snli", "ag_news", "dbpedia_14")
+    staged: tuple[str, ...] = ()  # where a dense model with words and exits stands beside the paper's two
     dense_shapes: tuple[str, ...] = tuple(SHAPES)  # which sizes get a dense twin
     dense_fractions: tuple[float, ...] = FRACTIONS
+    widths: tuple[int, ...] = ()  # of dense models on SNLI, beside the rows: which of both more accuracy would need
     probe_rows: int | None = None  # test rows of each probe; None takes all
 
     def recipe_for(self, dataset: str, model: Mapping[str, Any], tokenizer: str | None) -> Recipe:

@@ -45,7 +45,8 @@ def twins(plan: Plan, store: Store) -> list[Twins]:
 
 def main(plan: Plan, store: Store) -> Findings:
     """Table 2: accuracy, s, executed heads and cost of both models."""
-    rows, costs, gaps = [], [], {}
+    rows, costs = list[dict[Any, Any]](), list[dict[Any, Any]]()
+    gaps, stages = dict[str, Estimate](), dict[str, Estimate]()
     for name, dense, ours in twins(plan, store):
         printed = _MAIN[name]
         rows.append({
@@ -59,17 +60,27 @@ def main(plan: Plan, store: Store) -> Findings:
             ("flops", "BudgetFormer MFLOPs a text", 3): over_seeds(ours, lambda d: d.megaflops),
             ("ratio", "FLOPs ratio", 3): over_seeds(ours, lambda d: d.test["cost"]["flops_ratio"]),
         })  # fmt: skip
+        if plan.scale.staged:
+            staged = store.get(plan.staged(name))
+            rows[-1][("staged", "words and exits, accuracy", 4)] = accuracy(staged)
+            rows[-1][("staged_ratio", "words and exits, FLOPs ratio", 3)] = over_seeds(
+                staged, lambda d: d.test["cost"]["flops_ratio"]
+            )
+            stages |= {name: gap} if (gap := paired(staged, dense)) else {}
         costs += [_papers_count(plan, name, ours)] if ours else []
         if gap := paired(ours, dense):
             gaps[name] = gap
     worse = [name for name, gap in gaps.items() if gap.high < 0]
     lines = "; ".join(f"{NAMES[name]} {points(gap)}" for name, gap in gaps.items())
+    note = "FLOPs are counted: two per multiply-accumulate, the whole model, real lengths, executed heads."
+    if stages:
+        gains = "; ".join(f"{NAMES[name]} {points(gap)}" for name, gap in stages.items())
+        note += f" Words and exits in the Transformer (docs/stages.md), minus the Transformer, {OVER_ROWS}: {gains}."
     return Findings(
         "Table 2: Transformer and BudgetFormer on five data sets",
         f"Worse than the Transformer beyond noise on {len(worse)} of {len(gaps)} data sets." if gaps else "",
         [
-            table("main", "Accuracy, budget and FLOPs", rows,
-                  "FLOPs are counted: two per multiply-accumulate, the whole model, real lengths, executed heads."),
+            table("main", "Accuracy, budget and FLOPs", rows, note),
             table("papers-count", "The paper's own count of FLOPs and carbon", costs,
                   "The paper's count: one per multiply-accumulate, attention only, all projections, the predicted s, "
                   "padded length, over the whole test set; carbon is modelled as FLOPs / 3e14. Not comparable with the "
@@ -259,11 +270,28 @@ def data_scale(plan: Plan, store: Store) -> Findings:
         for share in FRACTIONS if "snli" in plan.datasets
     ]  # fmt: skip
     note = "The number of epochs is the same, so fewer rows mean fewer steps."
+    scaled = [_scaled("data-scale", "Share of the scale's training rows", sizes, _DATA_SCALE, note)]
     return Findings(
         "Table 6: training rows on SNLI",
-        tables=[_scaled("data-scale", "Share of the scale's training rows", sizes, _DATA_SCALE, note)],
+        tables=[*scaled, *([_widths(plan, store)] if plan.scale.widths else [])],
         claims=[_falling("data-scale", "s falls as the training rows grow", sizes)],
     )
+
+
+def _widths(plan: Plan, store: Store) -> Table:
+    """Dense models of several widths on all rows."""
+    rows = []
+    for width in plan.scale.widths:
+        options = {"gates": {"kind": "all"}, "hidden_size": width, "intermediate_size": 4 * width}
+        usual = width == plan.scale.model.get("hidden_size")
+        cells = store.get(plan.dense("snli") if usual else plan.each("snli", f"dense-width{width}", options))
+        rows.append({
+            ("width", "Width"): width,
+            ("dense", "Transformer accuracy", 4): accuracy(cells),
+            ("epochs", "best epoch", 1): over_seeds(cells, lambda d: d.run["training"]["kept_epoch"]),
+            ("parameters", "parameters"): over_seeds(cells, lambda d: d.run["model"]["parameters"]),
+        })  # fmt: skip
+    return table("widths", "SNLI: the width of a dense model, all training rows of the scale", rows)
 
 
 def _scaled(name: str, title: str, sizes: list[Twins], published: Mapping[str, Any], note: str) -> Table:

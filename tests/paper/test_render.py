@@ -237,6 +237,21 @@ def test_markdown_says_everything(folder: Path) -> None:
     assert "\n\n\n" not in page
 
 
+def test_verdicts_of_another_scale_stand_beside(tmp_path: Path) -> None:
+    results = [Result.model_validate(r) for r in sample()]
+    assert "(smoke: " not in text(write(results, tmp_path)[0].parents[1], "reproduction.md")
+    (tmp_path / "results" / "smoke").mkdir()
+    for file in (tmp_path / "results").glob("*.json"):
+        small = json.loads(file.read_text()) | {"scale": "smoke"}
+        for claim in small["claims"]:
+            claim["verdict"] = "not tested"
+        (tmp_path / "results" / "smoke" / file.name).write_text(json.dumps(small))
+    write(results, tmp_path)
+    claims = sum(len(r.claims) for r in results)
+    for name in ("reproduction.md", "reproduction.html", "reproduction.tex"):
+        assert text(tmp_path, name).count("(smoke: not tested)") == claims > 0
+
+
 def test_html_says_everything_and_needs_nothing_but_itself(folder: Path) -> None:
     page = text(folder, "reproduction.html")
     words = Words(page)

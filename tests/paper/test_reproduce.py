@@ -77,6 +77,20 @@ def test_the_tables_say_what_the_cells_did(done: Path, data: str) -> None:
     assert np.allclose(np.sum(maps[0]["values"], axis=1), 1, atol=0.01)
 
 
+def test_words_and_exits_and_other_widths_stand_beside(done: Path, data: str) -> None:
+    plan = smoke_plan(done, data)
+    staged = Store(plan).get(plan.staged("snli"))[0]
+    row = next(r for r in result_of(done, "main")["tables"][0]["rows"] if r["dataset"] == "SNLI")
+    assert row["staged"]["mean"] == staged.accuracy
+    assert row["staged_ratio"]["mean"] == staged.test["cost"]["flops_ratio"]
+    assert plan.staged("imdb") == []
+    models = [r["model"] for r in result_of(done, "controls")["tables"][0]["rows"]]
+    assert models.count("dense Transformer with words and exits") == 1
+    widths = result_of(done, "data-scale")["tables"][1]["rows"]
+    assert [r["width"] for r in widths] == [8, 16]
+    assert widths[0]["parameters"]["mean"] < widths[1]["parameters"]["mean"]
+
+
 def test_the_second_wave_matches_the_first(done: Path, data: str) -> None:
     plan = smoke_plan(done, data)
     store = Store(plan)
@@ -120,15 +134,15 @@ def test_results_are_rendered_again_without_training(done: Path, tmp_path: Path)
 def test_the_list_tells_what_is_done(done: Path) -> None:
     listed = CliRunner().invoke(app, ["reproduce", "list", "--scale", "smoke", "-o", str(done)]).stdout
     assert "heatmaps: 1 of 1 cells done\n  snli-learned-s0\n" in listed
-    assert "controls: 4 of 4 cells done, and more that depend on their results" in listed
+    assert "controls: 5 of 5 cells done, and more that depend on their results" in listed
     nothing = CliRunner().invoke(app, ["reproduce", "list", "--scale", "smoke", "-o", "nowhere"]).stdout
-    assert "main: 0 of 10 cells done" in nothing
+    assert "main: 0 of 11 cells done" in nothing
 
 
 def test_the_dry_run_steps_every_model(tmp_path: Path) -> None:
     out = CliRunner().invoke(app, ["reproduce", "--dry-run", "--scale", "smoke", "-o", str(tmp_path / "none")])
     assert out.exit_code == 0, out.output
-    assert "30 cells, " in out.stdout
+    assert "32 cells, " in out.stdout
     assert "snli-learned: 4 cells, 200 rows, 7 steps" in out.stdout
     assert "FLOPs (3 x forward, padded to full length)" in out.stdout
     assert not (tmp_path / "none").exists()
@@ -161,7 +175,7 @@ def test_the_paper_scale_is_the_papers() -> None:
     [
         (["reproduce"], "which experiment? Give all, or some of main, fixed"),
         (["reproduce", "mian"], "experiment 'mian' is not known: did you mean main?"),
-        (["reproduce", "all", "--scale", "huge"], "--scale huge: give one of paper, cpu, smoke"),
+        (["reproduce", "all", "--scale", "huge"], "--scale huge: give one of paper, cpu, medium, smoke"),
         (["reproduce", "all", "--datasets", "snli,cola"], "--datasets cola: give some of dbpedia_14"),
         (["reproduce", "--from", "nowhere"], "nowhere holds no results"),
         (["reproduce", "all", "--scale", "nowhere.toml"], "--scale nowhere.toml: it cannot be read"),
@@ -191,7 +205,7 @@ def test_data_that_is_not_there(tmp_path: Path, data: str) -> None:
         ("premis = 'x'", "field premis"),
         ("flop_rate = -1.0", "field flop_rate must be greater than 0, not -1.0"),
         ("scale = 3", "field scale must be a valid string, not 3: a plan has scale, data_dir, premise"),
-        ("scale = 'huge'", "--scale huge: give one of paper, cpu, smoke"),
+        ("scale = 'huge'", "--scale huge: give one of paper, cpu, medium, smoke"),
         ("scale =", "it cannot be read"),
     ],
 )
