@@ -10,6 +10,9 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
   staged    words and exits added; scored at `learned`, at shares of the dense cost, in full, and with every text
             stopped at one stage (static truncation, words included)
   short     a smaller dense model: the encoder's first third of layers, fine-tuned for as many steps as `dense`
+  heads     no words and exits, but heads in a learned order, distilled from `start`; scored at shares of their cost
+  narrow    the same with heads and groups of feed-forward neurons in one order
+  taught    `narrow`, with the data set's other training rows as unlabelled ones: one epoch
   tfidf     TF-IDF of words and pairs of them with logistic regression
 Every point is compared with `dense` row by row. Speed is `budgetformer bench RUN --what engines`.
 """
@@ -36,7 +39,7 @@ from budgetformer.data.tokens import encode_split
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import Scores, leave_early, score
 from budgetformer.engine.torch import TorchEngine
-from budgetformer.evaluate import is_correct, proportion
+from budgetformer.evaluate import cost_of, is_correct, proportion
 from budgetformer.exits import same_answer
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
 from budgetformer.report.figures import canvas
@@ -46,9 +49,11 @@ from budgetformer.training.run import train_run
 from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
-METHODS = ("start", "dense", "staged", "short", "tfidf")
+NARROW: dict[str, dict[str, Any]] = {"heads": {}, "narrow": {"group_size": 64}, "taught": {"group_size": 64}}
+METHODS = ("start", "dense", "staged", "short", *NARROW, "tfidf")
 LENGTH = {"ag_news": 128, "imdb": 128, "snli": 64}  # 128 is the default of --base
 SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.65, 0.8)
+WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.75)
 
 
 def recipe(options: argparse.Namespace, dataset: str, base: Path | str, epochs: int, **model: Any) -> Recipe:
@@ -135,6 +140,10 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     test = TestRows(options, dataset, runs)
     if method == "staged":
         points = list(test.staged(model))
+    elif method in NARROW:
+        scored = ((share, test.score(model, f"mean:{share}")) for share in WIDTHS)
+        points = [test.point(f"{method} {share:g}", scores, cost_of(scores, model.config.spec)["flops_ratio"])
+                  for share, scores in scored]  # fmt: skip
     else:
         layers = model.config.num_hidden_layers / Model.from_pretrained(runs / "start").config.num_hidden_layers
         points = [test.point(method, test.score(model, "full"), layers)]
@@ -150,11 +159,27 @@ def train(options: argparse.Namespace, dataset: str, method: str, seed: int) -> 
     elif method == "short":
         base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short")
         chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
+    elif method in NARROW:
+        gates = {"kind": "order", "target_budget": 0.5, "budget_low": 0.4, **NARROW[method]}
+        options_of_model = {"gates": gates, "exits": None, "distill_weight": 1.0, "distill_layers": 1.0}
+        if method == "taught":
+            data, epochs = replace(data, unlabelled=str(unlabelled(options, dataset))), 1
+        chosen = recipe(options, dataset, runs / "start", epochs, **options_of_model)
     else:
         exits = None if method == "dense" else {"start": 0.0}
         chosen = recipe(options, dataset, runs / "start", epochs, **dense, exits=exits)
     train_run(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
     return runs / method
+
+
+def unlabelled(options: argparse.Namespace, dataset: str) -> Path:
+    """All training rows of a data set, without their labels."""
+    file = Path(options.runs) / dataset / "unlabelled.jsonl"
+    if not file.exists():
+        rows = ({"text": e.text} | ({} if e.text_pair is None else {"text_pair": e.text_pair})
+                for e in opened(options, dataset).splits["train"].examples())  # fmt: skip
+        write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+    return file
 
 
 def run(options: argparse.Namespace) -> None:
@@ -197,8 +222,12 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
 
             budgets = line([*(f"{share:g}" for share in SHARES), "learned", "full"])
             static = line([name for name in rows if name.startswith("everyone at")])
+            narrow = {method: line([f"{method} {share:g}" for share in WIDTHS]) for method in NARROW}
             for curve, label, style in ((budgets, "each text as far as it must", "o-"),
-                                        (static, "every text to the same stage", "s--")):  # fmt: skip
+                                        (static, "every text to the same stage", "s--"),
+                                        (narrow["heads"], "fewer heads", "v:"),
+                                        (narrow["narrow"], "fewer heads and neurons", "^:"),
+                                        (narrow["taught"], "the same, with unlabelled rows", "d:")):  # fmt: skip
                 if curve:
                     axes.plot(*zip(*curve, strict=True), style, markersize=4, label=label)
             for name, label, style in (("dense", "dense", "-"), ("tfidf", "TF-IDF", ":")):

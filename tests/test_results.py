@@ -92,6 +92,29 @@ def test_the_retrofit_benchmark_runs_every_kind_of_method_once(
     assert len(rows) == len([p for points in result.values() for p in points]) + 2 + len(timed)
 
 
+def test_the_stages_benchmark_narrows_encoders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    folders = make_data(tmp_path, train=90, validation=40, test=40)
+    base = save_base(tmp_path / "base", max_position_embeddings=128, intermediate_size=256)
+    methods = ["start", "dense", "heads", "narrow", "taught"]
+    words = ["run", "--base", base, *folders, "--datasets", "imdb", "--seeds", "0", "--rows", "60", "--epochs", "1"]
+    monkeypatch.setattr(sys, "argv", ["stages.py", *map(str, words), "--methods", *methods])
+    runpy.run_path(str(ROOT / "benchmarks" / "stages.py"), run_name="__main__")
+    files = [tmp_path / "results" / f"imdb-base-{method}-0.json" for method in methods]
+    assert capsys.readouterr().out.splitlines() == [str(file) for file in files]
+    points = {method: json.loads(file.read_text())["points"] for method, file in zip(methods, files, strict=True)}
+    cost = {method: [point["cost"] for point in points[method]] for method in ("heads", "narrow", "taught")}
+    assert min(cost["heads"]) > 0.6  # without any head, the feed-forward layers are left
+    assert cost["narrow"] == pytest.approx([0.3, 0.4, 0.5, 0.6, 0.75], abs=0.1)
+    assert points["taught"][0]["versus_dense"]["value"] == pytest.approx(
+        points["taught"][0]["value"] - points["dense"][0]["value"]
+    )
+    taught = json.loads((tmp_path / "runs" / "imdb" / "base" / "0" / "taught" / "run.json").read_text())
+    assert taught["unlabelled_rows"] == 30
+
+
 def test_the_rivals_benchmark_trains_times_and_draws_every_rival(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
