@@ -229,6 +229,22 @@ def test_what_is_due_is_answered_while_the_model_is_busy() -> None:
     asyncio.run(main())
 
 
+def test_what_the_model_cannot_answer_in_time_does_not_wait_for_it() -> None:
+    async def main() -> None:
+        bench, skipped = Bench(), list[None]()
+        bench.gate.set()
+        bench.batcher._expect, bench.batcher._skipped = lambda tokens: 60.0 * tokens, lambda: skipped.append(None)
+        now = asyncio.get_running_loop().time()
+        assert await bench.batcher.submit([20, 30], "learned", now + 600) == ["late", "late"]
+        assert await bench.batcher.submit([9, 30], "learned", now + 600) == [18, 60]  # one of them may be in time
+        assert await bench.batcher.submit([40], "learned") == [80]  # without a deadline
+        assert len(skipped) == 1
+        assert [work for batch in bench.batches for work in batch] == [9, 30, 40]
+        bench.batcher.close()
+
+    asyncio.run(main())
+
+
 def test_what_is_known_before_the_model_runs_is_answered_at_once() -> None:
     async def main() -> None:
         bench = Bench()

@@ -93,7 +93,8 @@ class Batcher:
 
     `encode(texts, dial)` makes each text readable, and may know its result; `run(rows, dial)` gives a result for each.
     A row whose future is done, because its client left or its time was up, is not begun. When a row is due, its result
-    is `late(row)`; `expect(tokens)` says how many seconds go by until a batch has a better answer for its rows.
+    is `late(row)`; `expect(tokens)` says how many seconds go by until a batch has a better answer for its rows. Rows
+    that are due before that do not wait for it, and `skipped` is told.
     """
 
     def __init__(
@@ -105,10 +106,12 @@ class Batcher:
         wait: float,
         late: Callable[[Row], Any],
         expect: Callable[[int], float] = lambda tokens: 0.0,
+        skipped: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._encode, self._run, self._clock = encode, run, clock
-        self._batch_tokens, self._wait, self._late, self._expect = batch_tokens, wait, late, expect
+        self._batch_tokens, self._wait, self._late = batch_tokens, wait, late
+        self._expect, self._skipped = expect, skipped
         self._inbox: SimpleQueue[_Job | None] = SimpleQueue()
         self._rows: list[Row] = []
         self._spare: deque[Callable[[], None]] = deque(maxlen=_SPARE)
@@ -199,10 +202,13 @@ class Batcher:
             known = [each.result is not None for each in encoded]
             if any(known):
                 soon(_deliver, [*compress(job.futures, known)], [each.result for each in compress(encoded, known)])
-            if job.due is not None and self._clock() >= job.due:
+            rows = [row for row, done in zip(job.rows, known, strict=True) if not done]
+            soonest = min((self._expect(row.tokens) for row in rows), default=0.0)
+            if rows and job.due is not None and self._clock() + soonest >= job.due:
+                self._skipped()
                 soon(self._expire, job)
             else:
-                self._add([row for row, done in zip(job.rows, known, strict=True) if not done])
+                self._add(rows)
 
     def _serve(self) -> None:
         while work := self._next():

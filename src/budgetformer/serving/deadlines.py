@@ -43,7 +43,7 @@ class Pace:
 
     def fade(self, stage: int) -> None:
         """Trust what is known of a stage a little less."""
-        for size, (mean, spread) in self._seen.get(stage, {}).items():
+        for size, (mean, spread) in list(self._seen.get(stage, {}).items()):  # another thread may learn a new size
             self._seen[stage][size] = mean * _FADE, spread * _FADE
 
 

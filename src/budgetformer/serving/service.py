@@ -151,7 +151,8 @@ class Service:
         self._next_audit = 0.0  # not before
         self._batcher = Batcher(
             self._encode, self._run, batch_tokens=settings.batch_tokens, wait=settings.wait_ms / 1000, late=self._late,
-            expect=partial(self._pace.expect, int(self._stages.words)), clock=clock,
+            expect=partial(self._pace.expect, int(self._stages.words)),
+            skipped=partial(self._pace.fade, int(self._stages.words)), clock=clock,
         )  # fmt: skip
         self.close = self._batcher.close  # finishes what is waiting
 
