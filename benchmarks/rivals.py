@@ -210,7 +210,8 @@ def plot(options: Namespace) -> None:
             key = (cell["rival"], point["point"])
             rows.setdefault(cell["dataset"], {}).setdefault(key, []).append((point, cell["training_seconds"]))
     print_short(rows)
-    print("| data set | | accuracy, % (95 % interval) | rows/s, batch 1 | 32 | MB | cold start, s | training, s (the least) |")
+    head = ("data set", "", "accuracy, % (95 % interval)", "rows/s, batch 1", "32", "MB", "cold start, s")
+    print("|", " | ".join((*head, "training, s (the least)")), "|")
     print("| --- | --- | --- | --- | --- | --- | --- | --- |")
     for dataset, rivals in rows.items():
         for (rival, name), seeds in rivals.items():
