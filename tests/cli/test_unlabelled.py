@@ -92,3 +92,15 @@ def test_what_cannot_be_is_refused(
     (bad := tmp_path / "bad.jsonl").write_text('{"review": "fine"}\n{"review": 3}\n')
     assert command(*words, bad, "--base", base, *FAST) == 3
     assert "bad.jsonl, line 2" in capsys.readouterr().err
+
+
+def test_bad_rows_of_both_files_are_set_aside(
+    reviews: Path, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "data.csv").write_text(reviews.read_text() + ",pos\n")  # a row without a text
+    (tmp_path / "more.jsonl").write_text('{"review": "new"}\n{"review": 2}\n')
+    words = ("--base", tiny_base / "baseline", *FAST, "--bad-rows", "aside.jsonl")
+    assert command("train", "data.csv", "-o", "run", "--unlabelled", "more.jsonl", *words) == 0
+    assert "data.csv" in (tmp_path / "aside.jsonl").read_text()
+    assert "more.jsonl" in (tmp_path / "aside.unlabelled.jsonl").read_text()

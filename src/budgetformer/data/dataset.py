@@ -151,7 +151,8 @@ def stream_unlabelled(data: DataSet) -> Iterator[Example]:
     schema, source = data.schema, data.source
     assert source.unlabelled is not None
     known = set(np.concatenate([split.hashes for split in data.splits.values()]).tolist())
-    place = replace(source, data=source.unlabelled, validation=None, test=None)
+    aside = str(quarantine_file(source).with_suffix(".unlabelled.jsonl"))  # beside the training file's bad rows
+    place = replace(source, data=source.unlabelled, validation=None, test=None, quarantine=aside)
     for example in stream_examples(replace(place, text=schema.text, text_pair=schema.text_pair)):
         if text_hash(example.text, example.text_pair) not in known:
             yield example
