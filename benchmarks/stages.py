@@ -52,7 +52,7 @@ from budgetformer_reproduction.statistics import over_rows
 NARROW: dict[str, dict[str, Any]] = {"heads": {}, "narrow": {"group_size": 64}, "taught": {"group_size": 64}}
 METHODS = ("start", "dense", "staged", "short", *NARROW, "tfidf")
 LENGTH = {"ag_news": 128, "imdb": 128, "snli": 64}  # 128 is the default of --base
-SHARES = (0.05, 0.1, 0.15, 0.2, 0.3, 0.5, 0.65, 0.8)
+SHARES = (0.05, 0.1, 0.13, 0.15, 0.2, 0.3, 0.43, 0.5, 0.65, 0.8)
 WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.75)
 
 

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from budgetformer.errors import UsageError
 from budgetformer.nn import AllHeads, BudgetedAttention, Exploration, LearnedHeads, Selection
+from budgetformer.nn.selective import attend
 from budgetformer.nn.allocation import Allocation
 
 
@@ -83,3 +84,26 @@ def test_standard_attention_equals_torchs_own() -> None:
 def test_head_count_must_divide_the_width() -> None:
     with pytest.raises(UsageError, match="hidden_size=10 is not divisible by num_attention_heads=4"):
         BudgetedAttention(10, LearnedHeads(10, 4, Exploration(), Selection()))
+
+
+def test_training_in_bf16_attends_in_fp32_on_a_cpu() -> None:
+    """The same up to bf16's digits as torch's bf16 attention, whose backward pass is slow; gradients too."""
+    torch.manual_seed(0)
+    start = [torch.randn(2, 3, 5, 8) for _ in range(3)]
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+
+    def attended(dtype: torch.dtype) -> tuple[torch.Tensor, list[torch.Tensor]]:
+        parts = [part.to(dtype).requires_grad_() for part in start]
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            y = attend(*parts, mask)
+        y.float().square().sum().backward()
+        return y, [part.grad.float() for part in parts if part.grad is not None]
+
+    (y, gradients), (expected, expected_gradients) = attended(torch.bfloat16), attended(torch.float32)
+    assert y.dtype == torch.bfloat16
+    assert y.grad_fn is not None
+    assert y.grad_fn.next_functions[0][0].name() == "ScaledDotProductFlashAttentionForCpuBackward0"  # type: ignore[union-attr]
+    assert y.grad_fn.name() == "ToCopyBackward0"  # from fp32
+    torch.testing.assert_close(y.float(), expected, atol=0.02, rtol=0.02)
+    for ours, theirs in zip(gradients, expected_gradients, strict=True):
+        torch.testing.assert_close(ours, theirs, atol=0.05, rtol=0.05)

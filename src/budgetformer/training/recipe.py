@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from budgetformer.data.locate import DEMO_ENCODER, demo_encoder
 from budgetformer.errors import UsageError
 
 _TOGETHER = "the preset base is for --base, and only it"
@@ -101,7 +102,8 @@ class Recipe:
             for name in reversed(key.strip().split(".")):  # a.b=1 changes {"a": {"b": 1}}
                 nested = {name: nested}
             recipe = recipe.changed(nested, where="--set")
-        return recipe.changed({key: value for key, value in flags.items() if value is not None}, where="the flags")
+        recipe = recipe.changed({key: value for key, value in flags.items() if value is not None}, where="the flags")
+        return replace(recipe, base=str(demo_encoder())) if recipe.base == DEMO_ENCODER else recipe
 
     def changed(self, changes: Mapping[str, Any], where: str) -> Recipe:
         """This recipe with some keys changed; `model` is merged."""
