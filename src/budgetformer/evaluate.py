@@ -25,6 +25,7 @@ _BINS = 15  # of probabilities
 _AS_GOOD = 0.005  # a difference in the share of right answers that nobody minds
 _FEW_ROWS = 20_000  # below which layers from scratch have little to learn from
 _HOTTEST = 20.0  # a temperature is at most this, and at least one part of it
+CHEAPER = "0.3"  # the budget that a comparison shows beside a learned one that costs more
 Z95 = 1.959963984540054  # standard deviations to either side that hold 95 % of a normal distribution
 
 

@@ -54,6 +54,7 @@ def test_both_phases_are_announced_and_on_the_card(
     assert "heads by layer " in err
     assert f"next:\n  budgetformer predict {tmp_path / 'run'} DATA" in out
     assert "rows/s" in out
+    assert "; it was trained on from the twin, for 1 more epoch." in out
     card = (tmp_path / "run" / "README.md").read_text()
     assert "| training with all heads | 2 epochs, 10 steps, " in card
     assert "| training with budgets, from there | 1 epochs, 5 steps, " in card

@@ -218,6 +218,7 @@ def test_a_staged_run_opens_on_words_twin_and_budgets(tiny_staged: Path) -> None
     shown = {"words": "words alone", "dense twin": "dense twin", "learned": "this model, as learned",
              "full": "this model, full"}  # fmt: skip
     assert [entry["model"] for entry in made["comparison"]] == list(shown)
+    assert made["test"]["cost"]["flops_ratio"] < 0.3  # otherwise there is a cheaper budget beside
     opening = text.split("How far texts go")[0]
     for entry in made["comparison"]:
         assert entry["rows"] == made["test"]["rows"]

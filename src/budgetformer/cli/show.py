@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from rich.table import Table
 
-from budgetformer.evaluate import pretrained_hint, words_suffice
+from budgetformer.evaluate import CHEAPER, pretrained_hint, words_suffice
 from budgetformer.runs.files import read_json
 
 if TYPE_CHECKING:
     from budgetformer.predict.job import Summary
 
 # The rows of a comparison in evaluation.json, as people read them.
-MODELS = {"words": "words alone", "dense twin": "dense twin", "learned": "learned", "full": "full"}
+MODELS = {"words": "words alone", "dense twin": "dense twin", CHEAPER: CHEAPER, "learned": "learned", "full": "full"}
 
 
 def print_json(data: Any) -> None:

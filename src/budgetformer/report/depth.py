@@ -6,18 +6,24 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import Any
 
-from budgetformer.evaluate import words_suffice
+from budgetformer.evaluate import CHEAPER, words_suffice
 from budgetformer.report import figures as draw
 from budgetformer.report import numbers
 from budgetformer.report.kit import Cell, Section, Table
 from budgetformer.report.numbers import format_percent
 from budgetformer.report.sections import Results
 
-_ROWS = {"words": "words alone", "dense twin": "dense twin", "learned": "this model, as learned",
-         "full": "this model, full"}  # fmt: skip
+_ROWS = {
+    "words": "words alone",
+    "dense twin": "dense twin",
+    CHEAPER: f"this model, at {CHEAPER}",
+    "learned": "this model, as learned",
+    "full": "this model, full",
+}
 _MEANINGS = {
     "words": "Words alone: the linear model over words and pairs of words, by itself.",
     "dense twin": "The dense twin: the same Transformer without budgets, exits or words.",
+    CHEAPER: f"At {CHEAPER}: about that share of the dense model's cost (--budget {CHEAPER}).",
     "learned": "As learned: the default budget.",
     "full": "Full: every text through every layer, with all heads.",
 }

@@ -19,10 +19,10 @@ from budgetformer.cost.measure import take_turns
 from budgetformer.data.splits import sample_rows
 from budgetformer.data.tokens import TokenTable
 from budgetformer.dial import Dial
-from budgetformer.engine.scores import Scores, score, stop_at
+from budgetformer.engine.scores import Scores, leave_early, score, stop_at
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
-from budgetformer.evaluate import Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
+from budgetformer.evaluate import CHEAPER, Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_card, write_report
 from budgetformer.runs.files import LOCK, locked, named_write_errors, read_json, write_json
@@ -41,6 +41,7 @@ RANKED_DIALS = ("mean:0.125", "mean:0.25", "mean:0.5", "mean:0.75", "fixed:0.25"
 _CURVE_ROWS = 2000  # of the final split, for each position of the dial
 _HARDEST = 12
 _EXAMPLES = 5
+_COMPARED = ("words", "dense twin", CHEAPER, "learned", "full")
 
 
 def begun_record(folder: Path) -> dict[str, Any] | None:
@@ -162,7 +163,7 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     curve = [evaluate(engine, sample, split=final, dial=d) for d in (dials if model.config.gate.can_dial else ())]
     evaluation: dict[str, Any] = {"test": None, **{name: asdict(result) for name, result in results.items()}}
     stages = score(engine, prepared.splits[final], "exit:0") if model.config.exits else None
-    evaluation |= {"comparison": _comparison(engine, prepared.splits[final], results[final], stages)}
+    evaluation |= {"comparison": comparison(engine, prepared.splits[final], results[final], stages)}
     evaluation |= {"dials": [dial_point(e) for e in curve]}
     evaluation |= {"depth": None if stages is None else depth_report(stages, engine.config, final)}
     evaluation |= {"baseline": None, "versus_baseline": None}
@@ -170,21 +171,26 @@ def evaluate_run(prepared: Prepared, folder: Path, model: BudgetFormerForSequenc
     return outcomes[final]
 
 
-def _comparison(
+def comparison(
     engine: TorchEngine, table: TokenTable, learned: Evaluation, stages: Scores | None
 ) -> list[dict[str, Any]]:
-    """The words alone, the learned budget and the full model on the same rows; `publish` puts the dense twin between.
+    """The words alone, the learned budget and the full model on the same rows; `add_twin` puts the dense twin between.
 
-    `stages` are the answers of all stages, where the model has some.
+    `stages` are the answers of all stages, where the model has some. Where the learned budget is dear, there is a
+    cheaper one beside it.
     """
     config, split, entries = engine.config, learned.split, {"learned": learned}
     if stages is not None and config.stages.words:
         words = stop_at(stages, config.stages, np.zeros(len(table), np.int64))
-        entries = {"words": summarize(words, config, split=split, dial=str(Dial("exit", math.inf))), **entries}
+        entries["words"] = summarize(words, config, split=split, dial=str(Dial("exit", math.inf)))
+    if stages is not None and config.stages.options.limit and learned.cost["flops_ratio"] > float(CHEAPER):
+        limit = config.stages.limit(Dial.parse(CHEAPER))
+        cheaper = leave_early(stages, config.stages, limit)
+        entries[CHEAPER] = summarize(cheaper, config, split=split, dial=CHEAPER)
     if stages is not None and (config.gate.selects or config.stages.options.limit):
         full = score(engine, table, "full") if config.gate.selects else stages
         entries["full"] = summarize(full, config, split=split, dial="full")
-    return [{"model": name, **dial_point(evaluation)} for name, evaluation in entries.items()]
+    return [{"model": name, **dial_point(entries[name])} for name in _COMPARED if name in entries]
 
 
 def dial_point(evaluation: Evaluation) -> dict[str, Any]:
@@ -206,8 +212,7 @@ def add_twin(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str
         result["baseline"] = {name: baseline[name] for name in ("test", "validation")}
         dense = dial_point(Evaluation(**(baseline["test"] or baseline["validation"])))
         entries = {entry["model"]: entry for entry in (*result["comparison"], {"model": "dense twin", **dense})}
-        order = ("words", "dense twin", "learned", "full")
-        result["comparison"] = [entries[name] for name in order if name in entries]
+        result["comparison"] = [entries[name] for name in _COMPARED if name in entries]
         a, b = is_correct(ours), is_correct(twin)
         result["versus_baseline"] = versus = mcnemar(a, b) if a is not None and b is not None else None
         recipe = read_json(folder / "run.json", "train it again")["recipe"]
