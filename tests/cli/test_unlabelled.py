@@ -95,7 +95,7 @@ def test_what_cannot_be_is_refused(
 
 
 def test_bad_rows_of_both_files_are_set_aside(
-    reviews: Path, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reviews: Path, tiny_base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "data.csv").write_text(reviews.read_text() + ",pos\n")  # a row without a text
@@ -104,3 +104,6 @@ def test_bad_rows_of_both_files_are_set_aside(
     assert command("train", "data.csv", "-o", "run", "--unlabelled", "more.jsonl", *words) == 0
     assert "data.csv" in (tmp_path / "aside.jsonl").read_text()
     assert "more.jsonl" in (tmp_path / "aside.unlabelled.jsonl").read_text()
+    err = capsys.readouterr().err
+    for file in ("aside.jsonl (1 empty text)", "aside.unlabelled.jsonl (1 text is no string)"):
+        assert err.count(f"warning: 1 bad rows set aside in {file}\n") == 1

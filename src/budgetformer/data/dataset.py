@@ -138,24 +138,35 @@ def open_labelled(source: DataSource, task: str, labels: list[str], split: str |
     return _with_splits(data, {role: Split(role, data.scans[role], np.arange(data.scans[role].rows))})
 
 
-def stream_examples(source: DataSource) -> Iterator[Example]:
+def stream_examples(source: DataSource, bad: BadRows | None = None) -> Iterator[Example]:
     """The texts of `source.data` (a file, "-", or a data set's training rows), whose labels are not known."""
+    bad = bad or BadRows(source.bad_rows, quarantine_file(source))
     table = locate(source)["train"]
     present = peek(table)[1]
     schema = choose_columns(present, table.name, text=source.text, text_pair=source.text_pair, need_label=False)
-    yield from read_examples(table.rows(), schema, BadRows(source.bad_rows, quarantine_file(source)))
+    yield from read_examples(table.rows(), schema, bad)
 
 
-def stream_unlabelled(data: DataSet) -> Iterator[Example]:
-    """The texts of `source.unlabelled` that are in no split of the data, in the same columns."""
+def stream_unlabelled(data: DataSet, warn: Callable[[str], object] = lambda warning: None) -> Iterator[Example]:
+    """The texts of `source.unlabelled` that are in no split of the data, in the same columns.
+
+    At the end `warn` is told of the bad rows among them.
+    """
     schema, source = data.schema, data.source
     assert source.unlabelled is not None
     known = set(np.concatenate([split.hashes for split in data.splits.values()]).tolist())
-    aside = str(quarantine_file(source).with_suffix(".unlabelled.jsonl"))  # beside the training file's bad rows
-    place = replace(source, data=source.unlabelled, validation=None, test=None, quarantine=aside)
-    for example in stream_examples(replace(place, text=schema.text, text_pair=schema.text_pair)):
+    aside = quarantine_file(source).with_suffix(".unlabelled.jsonl")  # beside the training file's bad rows
+    place, bad = replace(source, data=source.unlabelled, validation=None, test=None), BadRows(source.bad_rows, aside)
+    for example in stream_examples(replace(place, text=schema.text, text_pair=schema.text_pair), bad):
         if text_hash(example.text, example.text_pair) not in known:
             yield example
+    if bad.bad:
+        warn(_set_aside(bad.counts, aside))
+
+
+def _set_aside(bad: Counter[str], quarantine: Path) -> str:
+    kinds = ", ".join(f"{count} {kind}" for kind, count in bad.most_common())
+    return f"{bad.total()} bad rows set aside in {quarantine} ({kinds})"
 
 
 def read_tables(
@@ -223,8 +234,7 @@ def _warnings(scans: Mapping[str, Scan], labels: list[str], quarantine: Path | N
     if unlabelled := bad.pop(UNLABELLED, 0):
         warnings.append(f"{unlabelled} rows without a label (-1) were dropped")
     if bad and quarantine:
-        kinds = ", ".join(f"{count} {kind}" for kind, count in bad.most_common())
-        warnings.append(f"{bad.total()} bad rows set aside in {quarantine} ({kinds})")
+        warnings.append(_set_aside(bad, quarantine))
     return warnings
 
 

@@ -74,7 +74,8 @@ def _unlabelled(
         raise DataError(f"{data.source.unlabelled} has no text that is not in the training, validation or test rows: "
                         "give other texts, or leave --unlabelled out")  # fmt: skip
     log(f"unlabelled: {len(table)} rows, {table.lengths.mean():.0f} tokens on average, which the dense model labels")
-    return Unlabelled(table, np.array([text_hash(row.text, row.text_pair) for row in stream()], np.uint64))
+    rows = stream(lambda warning: log(f"warning: {warning}"))
+    return Unlabelled(table, np.array([text_hash(row.text, row.text_pair) for row in rows], np.uint64))
 
 
 def _tokenizer(data: DataSet, recipe: Recipe, folder: Path, log: Callable[[str], None]) -> PreTrainedTokenizerFast:
