@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -328,3 +330,11 @@ def test_predict_says_what_a_graph_cannot_do(
 def said(capsys: pytest.CaptureFixture[str]) -> str:
     """What went to stderr, in one line."""
     return " ".join(capsys.readouterr().err.split())
+
+
+def test_onnx_runtime_tells_its_makers_nothing(tmp_path: Path) -> None:
+    environment = {k: v for k, v in os.environ.items() if k != "ORT_DISABLE_TELEMETRY"}
+    environment |= {"HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = [sys.executable, "-c", "from budgetformer.engine.onnx import runtime; runtime().SessionOptions()"]
+    subprocess.run(words, env=environment, check=True)
+    assert list(tmp_path.rglob("deviceid")) == []  # what it would make up to know the machine again

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,11 @@ LEAST_RUNTIME = "1.22"  # of ONNX Runtime: it has all that the graphs use
 
 
 def runtime() -> Any:
-    """The package onnxruntime; an older one than exports need is refused."""
+    """The package onnxruntime; an older one than exports need is refused.
+
+    It would send its makers events and an identifier of the machine: it does so only for who asks for it.
+    """
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:
         import onnxruntime
     except ImportError:
