@@ -284,7 +284,7 @@ def test_idle_time_is_for_what_can_wait_one_piece_at_a_time(caplog: pytest.LogCa
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="threads have no priorities of their own")
-def test_once_there_is_a_deadline_threads_that_compute_stand_back() -> None:
+def test_once_there_is_a_deadline_threads_that_compute_have_a_lower_priority() -> None:
     def priority() -> int:
         return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
 

@@ -21,7 +21,7 @@ LEAST_RUNTIME = "1.22"  # of ONNX Runtime: it has all that the graphs use
 def runtime() -> Any:
     """The package onnxruntime; an older one than exports need is refused.
 
-    It would send its makers events and an identifier of the machine: it does so only for who asks for it.
+    Its telemetry, which is on by default from 1.31 on, is off unless the environment says otherwise.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     try:

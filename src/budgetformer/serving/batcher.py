@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 _PADDING, _PADDING_FREE = 0.5, 512
 _ORDINARY = 0.1  # seconds after which a text without a deadline goes before those whose deadlines come later
 _SPARE = 64  # pieces of work that wait for an idle moment
-_NICE = 10  # how far threads that compute stand back where there are deadlines
+_NICE = 10  # by how much the priority of threads that compute is lowered where there are deadlines
 logger = logging.getLogger("budgetformer.serving")
 
 
@@ -92,8 +92,8 @@ def choose(rows: Sequence[Row], batch_tokens: int) -> list[Row]:
     return peers[low:high]
 
 
-def stand_back(answering: Collection[int | None]) -> None:
-    """Lower the priority of this process's threads but for these, by native id, where each thread has its own.
+def lower_priority(answering: Collection[int | None]) -> None:
+    """Lower the priority of this process's threads but for these, by native id; on Linux, where each has its own.
 
     Reading requests and writing answers takes little time, but a core that computes is busy for milliseconds.
     """
@@ -133,12 +133,12 @@ class Batcher:
         self._spare: deque[Callable[[], None]] = deque(maxlen=_SPARE)
         self._changed = threading.Condition()
         self._closed = False
-        self._hurried = False  # whether there was a deadline
+        self._deadline_seen = False
         self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Start the threads; after `close`, once more."""
-        self._closed = False
+        self._closed = self._deadline_seen = False
         works = (("tokenizer", self._tokenize), ("model", self._serve))
         self._threads = [threading.Thread(target=work, name=name, daemon=True) for name, work in works]
         for thread in self._threads:
@@ -159,10 +159,10 @@ class Batcher:
         job = _Job(texts, dial, [loop.create_future() for _ in texts], due)
         results = asyncio.gather(*job.futures)
         if due is not None:
-            if not self._hurried:  # from here on: threads that others start have their starter's priority
-                self._hurried = True
+            if not self._deadline_seen:  # from here on: threads that others start have their starter's priority
+                self._deadline_seen = True
                 tokenizer, _ = self._threads
-                stand_back({threading.main_thread().native_id, threading.get_native_id(), tokenizer.native_id})
+                lower_priority({threading.main_thread().native_id, threading.get_native_id(), tokenizer.native_id})
             timer = loop.call_at(due, self._expire, job)
             results.add_done_callback(lambda _: timer.cancel())
         self._inbox.put(job)
