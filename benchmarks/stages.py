@@ -211,9 +211,11 @@ def plot(options: argparse.Namespace) -> None:
 
 def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
     """One panel per data set and encoder: accuracy against cost, means over seeds."""
-    with canvas("curve", "accuracy against cost", (3.6 * len(points), 3.6)) as (figure, svg):
+    columns = min(3, len(points))
+    lines = -(-len(points) // columns)
+    with canvas("curve", "accuracy against cost", (3.6 * columns, 3.2 * lines + 0.4)) as (figure, svg):
         for place, ((dataset, encoder), rows) in enumerate(points.items()):
-            axes = figure.add_subplot(1, len(points), place + 1)
+            axes = figure.add_subplot(lines, columns, place + 1)
 
             def line(names: list[str], rows: dict[str, Any] = rows) -> list[tuple[float, float]]:
                 seeds = [rows[name] for name in names if name in rows]
