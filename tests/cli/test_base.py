@@ -44,13 +44,15 @@ def test_a_run_from_a_base_has_a_dense_model_and_a_budgeted_one(run: Path) -> No
 
 
 def test_both_phases_are_announced_and_on_the_card(
-    reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("budgetformer.training.run.multiplies_bf16", lambda: True)
     words = ["--base", base, "--epochs", "1", "--set", "dense_epochs=2", "--max-length", "16", "--exits", "none"]
     assert command("train", reviews, "-o", tmp_path / "run", *words) == 0
     out, err = capsys.readouterr()
     assert f"{base} with all heads, epochs: 2 (dense_epochs)" in err
     assert "with budgets, from there, epochs: 1" in err
+    assert "this processor multiplies bf16: --set precision=bf16 trains an encoder faster\n" in err
     assert "heads by layer " in err
     assert f"next:\n  budgetformer predict {tmp_path / 'run'} DATA" in out
     assert "rows/s" in out

@@ -39,6 +39,11 @@ def saturates() -> bool:
     return "avx2" in flags and not any("vnni" in flag for flag in flags)
 
 
+def multiplies_bf16() -> bool:
+    """Whether the processor says that it has instructions for products of bf16."""
+    return not {"avx512_bf16", "amx_bf16"}.isdisjoint(_cpuinfo("flags").split())
+
+
 def _commit() -> str | None:
     here = Path(budgetformer.__file__).parent
     command = ["git", "-C", str(here), "describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"]

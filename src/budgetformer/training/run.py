@@ -46,6 +46,7 @@ from budgetformer.runs.files import (
     write_files,
     write_json,
 )
+from budgetformer.runs.provenance import multiplies_bf16
 from budgetformer.runs.rows import TRAINING_ROWS
 from budgetformer.runs.run import Run
 from budgetformer.training import record as records
@@ -125,6 +126,9 @@ def train_run(
             if accelerator.is_main_process:
                 stack.enter_context(records.claimed(folder, resume))
             prepared = prepare(source, recipe, folder, log)
+        on_cpu = accelerator.device.type == "cpu"
+        if recipe.base is not None and recipe.precision == "fp32" and on_cpu and multiplies_bf16():
+            log("this processor multiplies bf16: --set precision=bf16 trains an encoder faster")
         seed = source.seed if seed is None else seed
         session = _Session(prepared, seed, accelerator, log, resume, tensorboard, quiet, evaluate, examples)
         if recipe.base is not None:
