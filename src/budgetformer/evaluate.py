@@ -328,6 +328,18 @@ def cost_of(scores: Scores, config: ModelSpec) -> dict[str, Any]:
     return result
 
 
+def versus_twin(ours: Scores, twin: Scores, recipe: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The paired test of a run against its dense twin on the same rows; None where answers are not right or wrong."""
+    a, b = is_correct(ours), is_correct(twin)
+    if a is None or b is None:
+        return None
+    result = mcnemar(a, b)
+    if recipe.get("base") is not None:
+        more = f"{recipe['epochs']} more epoch{'s' * (recipe['epochs'] > 1)}"
+        result["verdict"] += f"; it was trained on from the twin, for {more}"
+    return result
+
+
 def mcnemar(ours: Sequence[bool] | NDArray[Any], theirs: Sequence[bool] | NDArray[Any]) -> dict[str, Any]:
     """The exact paired test on rows that exactly one of two models gets right, with a verdict in plain words."""
     from scipy.stats import binomtest

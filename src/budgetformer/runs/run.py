@@ -37,7 +37,7 @@ from budgetformer.engine.graphs import GraphEngine
 from budgetformer.engine.scorer import Scorer
 from budgetformer.engine.scores import Engine, Scores, cost_shares, score
 from budgetformer.errors import DataError, ModelError, UsageError
-from budgetformer.evaluate import is_correct, mcnemar, summarize, with_texts
+from budgetformer.evaluate import summarize, versus_twin, with_texts
 from budgetformer.runs.files import COPY_AGAIN, hash_files, named_read_errors, read_json, recover_directory
 from budgetformer.runs.record import read_record
 from budgetformer.runs.rows import TRAINING_ROWS, HeldOut, RunRows
@@ -276,11 +276,9 @@ class Run:
             return {"baseline": None, "versus_baseline": None}
         engine = self.baseline.engine()
         theirs = score(engine, table)
-        ours_right, theirs_right = is_correct(ours), is_correct(theirs)
-        paired = ours_right is not None and theirs_right is not None
         return {
             "baseline": asdict(summarize(theirs, engine.config, split=split, dial="learned")),
-            "versus_baseline": mcnemar(ours_right, theirs_right) if paired else None,  # type: ignore[arg-type]
+            "versus_baseline": versus_twin(ours, theirs, self.record["recipe"]),
         }
 
     def calibrate(

@@ -22,7 +22,7 @@ from budgetformer.dial import Dial
 from budgetformer.engine.scores import Scores, leave_early, score, stop_at
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
-from budgetformer.evaluate import CHEAPER, Evaluation, evaluate, is_correct, mcnemar, summarize, with_texts
+from budgetformer.evaluate import CHEAPER, Evaluation, evaluate, summarize, versus_twin, with_texts
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.report import write_card, write_report
 from budgetformer.runs.files import LOCK, locked, named_write_errors, read_json, write_json
@@ -213,12 +213,8 @@ def add_twin(folder: Path, ours: Scores | None, twin: Scores | None) -> dict[str
         dense = dial_point(Evaluation(**(baseline["test"] or baseline["validation"])))
         entries = {entry["model"]: entry for entry in (*result["comparison"], {"model": "dense twin", **dense})}
         result["comparison"] = [entries[name] for name in _COMPARED if name in entries]
-        a, b = is_correct(ours), is_correct(twin)
-        result["versus_baseline"] = versus = mcnemar(a, b) if a is not None and b is not None else None
         recipe = read_json(folder / "run.json", "train it again")["recipe"]
-        if versus is not None and recipe.get("base") is not None:
-            more = f"{recipe['epochs']} more epoch{'s' * (recipe['epochs'] > 1)}"
-            versus["verdict"] += f"; it was trained on from the twin, for {more}"
+        result["versus_baseline"] = versus_twin(ours, twin, recipe)
         write_json(folder / "evaluation.json", result)
     return result
 
