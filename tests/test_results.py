@@ -36,12 +36,19 @@ def test_the_table_of_the_stages_page_is_the_results(
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     shutil.copytree(ROOT / "docs" / "results" / "stages", tmp_path / "results")
     runpy.run_path(str(ROOT / "benchmarks" / "stages.py"))["plot"](Namespace(results=tmp_path / "results"))
-    rows = [line for line in capsys.readouterr().out.splitlines() if "| minilm |" in line]
-    assert len(rows) > 20
-    page = (ROOT / "docs" / "stages.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in page if "| minilm |" in line] == rows
+    rows = capsys.readouterr().out.splitlines()
+    assert {line.split(" | ")[1] for line in rows[2:]} == {"minilm", "gte-small"}
+    assert "\n".join(rows) in (ROOT / "docs" / "stages.md").read_text(encoding="utf-8")
     drawn, published = tmp_path / "results" / "curve.svg", ROOT / "docs" / "results" / "stages" / "curve.svg"
     assert drawn.read_text(encoding="utf-8") == published.read_text(encoding="utf-8")
+
+
+def test_the_table_of_training_from_scratch_is_the_results(capsys: pytest.CaptureFixture[str]) -> None:
+    results = ROOT / "docs" / "results" / "scratch"
+    runpy.run_path(str(ROOT / "benchmarks" / "scratch.py"))["print_table"](Namespace(results=results))
+    table = capsys.readouterr().out.strip()
+    assert len(table.splitlines()) == 7
+    assert table in (ROOT / "docs" / "training.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("file", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda file: file.stem)
