@@ -353,13 +353,8 @@ def mcnemar(ours: Sequence[bool] | NDArray[Any], theirs: Sequence[bool] | NDArra
         verdict = f"not significantly different from the dense twin ({100 * difference:+.2f} points, p = {p:.2g})"
     else:
         verdict = f"{'better' if difference > 0 else 'worse'} than the dense twin by {points} (p = {p:.2g})"
-    return {
-        "only_ours_right": only_ours,
-        "only_baseline_right": only_theirs,
-        "difference": difference,
-        "p_value": p,
-        "verdict": verdict,
-    }
+    rows = {"only_ours_right": only_ours, "only_baseline_right": only_theirs}
+    return {**rows, "difference": difference, "p_value": p, "verdict": verdict}
 
 
 def paired_difference(ours: NDArray[np.bool_], theirs: NDArray[np.bool_]) -> dict[str, float]:
