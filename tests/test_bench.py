@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from statistics import median
 
 import pytest
 import torch
@@ -64,7 +65,8 @@ def test_rivals_have_one_shape() -> None:
 
 def test_memory_is_measured_in_its_own_process() -> None:
     wide = Shape(width=64, heads=4, layers=1, inner=64, vocab=100)
-    row = memory_row(wide, 32, 256, 0)
+    rows = [memory_row(wide, 32, 256, 0) for _ in range(3)]  # the kernel may disturb one of them
+    row = {part: median(row[part] for row in rows) for part in ("block_mib", "model_mib")}
     vectors = 32 * 256 * 64 * 4 / 2**20  # MiB: one for every token
     assert all(4 * vectors <= row[part] < 40 * vectors for part in ("block_mib", "model_mib"))  # q, k, v and the result
 
