@@ -9,6 +9,7 @@ import hmac
 import logging
 import time
 import traceback
+from collections.abc import Mapping
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
@@ -24,10 +25,14 @@ logger = logging.getLogger("budgetformer.serving")
 
 
 class Admission:
-    """Checks requests before the app sees them, counts every answer, and logs nothing that may hold a text."""
+    """Checks requests before the app sees them, counts every answer, and logs nothing that may hold a text.
 
-    def __init__(self, app: ASGIApp, service: Service, key: str | None) -> None:
+    A POST to a path of `direct` goes to the app there instead.
+    """
+
+    def __init__(self, app: ASGIApp, service: Service, key: str | None, direct: Mapping[str, ASGIApp]) -> None:
         self._app, self._service, self._limits = app, service, service.settings
+        self._direct = direct
         self._key = key.encode() if key else None
         self._inside = 0  # requests with a body, from their head to their answer
 
@@ -53,7 +58,8 @@ class Admission:
             self._inside += posts
             deadline = asyncio.get_running_loop().time() + self._limits.timeout
             scope["state"] = {**scope.get("state", {}), "deadline": deadline}
-            await self._app(scope, self._limited(receive, headers, deadline), sending)
+            app = self._direct.get(scope["path"], self._app) if posts else self._app
+            await app(scope, self._limited(receive, headers, deadline), sending)
         except Exception as error:
             if not isinstance(error, Refusal):
                 where = "".join(traceback.format_tb(error.__traceback__))  # no message: it may hold a text
