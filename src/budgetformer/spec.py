@@ -68,7 +68,7 @@ class ModelSpec:
             )
         return 0.0 if self.exits is None else self.stages.limit(dial)
 
-    @property
+    @cached_property
     def shape(self) -> Shape:
         """The sizes that FLOPs depend on."""
         return Shape(

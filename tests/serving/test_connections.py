@@ -75,6 +75,32 @@ def test_a_header_that_does_not_come_ends_the_connection(monkeypatch: pytest.Mon
     play(scene)
 
 
+def test_a_header_without_end_is_refused_before_it_fills_memory() -> None:
+    async def scene(connect: Callable[[], Awaitable[Streams]]) -> None:
+        streams = reader, writer = await connect()
+        assert await answered(streams)  # what came with earlier requests does not count
+        writer.write(HALF + b"\r\nX-Long: " + b"x" * connections.HEADER_BYTES)
+        assert (await reader.read()).startswith(b"HTTP/1.1 400 Bad Request")
+        writer.close()
+
+    play(scene)
+
+
+def test_a_body_that_trickles_in_after_its_answer_ends_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connections, "HEADER_SECONDS", 0.05)
+
+    async def scene(connect: Callable[[], Awaitable[Streams]]) -> None:
+        reader, writer = await connect()
+        writer.write(b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n")
+        await reader.readuntil(b"ok")
+        while not (reader.at_eof() or reader.exception()):
+            writer.write(b"x")
+            await asyncio.sleep(0.002)
+        writer.close()
+
+    play(scene)
+
+
 def test_a_header_in_pieces_and_a_long_idle_connection_are_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(connect: Callable[[], Awaitable[Streams]]) -> None:
         reader, writer = await connect()

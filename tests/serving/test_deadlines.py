@@ -24,6 +24,15 @@ from budgetformer.serving.settings import Settings
 TEXTS = ["a superb story of town", "an awful film", "the music was lovely", "a dull night and a great river of light"]
 
 
+class Time:
+    """A clock that stands still until it is moved."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
 def test_a_stage_is_expected_to_take_what_it_took_and_some_more() -> None:
     pace = Pace()
     assert pace.expect(1, 100) == 0  # not seen yet: it is tried
@@ -40,20 +49,18 @@ def test_a_stage_is_expected_to_take_what_it_took_and_some_more() -> None:
 
 
 def test_an_estimate_that_keeps_texts_out_fades() -> None:
-    pace = Pace()
+    clock = Time()
+    pace = Pace(clock)
     pace.learn(1, 100, 10.0)
-    for _ in range(200):
+    at_first = pace.expect(1, 100)
+    for _ in range(4):  # the more often, the less each time: what counts is how long nothing was learnt
+        clock.now += 0.25
         pace.fade(1)
-    assert pace.expect(1, 100) < 0.01
-
-
-class Time:
-    """A clock that stands still until it is moved."""
-
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+    pace.fade(1)
+    assert pace.expect(1, 100) == pytest.approx(at_first / 2)
+    clock.now += 10
+    pace.fade(1)
+    assert pace.expect(1, 100) == pytest.approx(at_first / 2**11)
 
 
 def rows_due(*dues: float | None, tokens: int = 10) -> list[Row]:

@@ -95,7 +95,7 @@ class TokenTable:
 
     def rows(self) -> list[TokenTable]:
         """Each text as a table of its own; each must be one piece."""
-        return [self.select(np.array([row])) for row in range(len(self))]
+        return [self] if len(self) == 1 else [self.select(np.array([row])) for row in range(len(self))]
 
     @staticmethod
     def join(tables: Sequence[TokenTable]) -> TokenTable:

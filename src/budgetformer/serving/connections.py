@@ -8,10 +8,10 @@ import resource
 import time
 from typing import Any
 
-import h11
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 10.0
+HEADER_BYTES = 65_536  # of one request; the parser itself has no limit
 LINES_A_MINUTE = 10  # that one place in the code may log
 _MOST = 2048  # connections of a process, where its file limit allows them
 _AT_ONCE = 16  # connections that are accepted in one turn of the loop
@@ -39,18 +39,21 @@ def most_connections() -> int:
     return _MOST if files == resource.RLIM_INFINITY else max(1, min(_MOST, files - _RESERVED))
 
 
-class Connection(H11Protocol):
-    """A connection that is closed if a header takes too long, or if it waits for one and a newer needs its place."""
+class Connection(HttpToolsProtocol):
+    """A connection that is closed if a header takes too long or is too large, or if it waits for one and a newer
+    connection needs its place."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.since = self.loop.time()  # of its beginning, or of its last answer
+        self._in_body = False  # from the end of a header on
+        self._header_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waits(self) -> bool:
-        """Whether it is open, and the header of its next request is not complete."""
-        return self.conn.their_state is h11.IDLE and not self.transport.is_closing()
+        """Whether it is open, and no request is unanswered whose header is complete."""
+        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -61,8 +64,19 @@ class Connection(H11Protocol):
                 min((other for other in others if other.waits), key=lambda other: other.since).transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._header_bytes = 0 if self._in_body else self._header_bytes + len(data)
         super().data_received(data)
+        if not self._in_body and self._header_bytes > HEADER_BYTES and not self.transport.is_closing():
+            self.send_400_response(f"The header has more than {HEADER_BYTES} bytes.")
         self._time_header()
+
+    def on_headers_complete(self) -> None:
+        self._in_body = True
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_body, self._header_bytes = False, 0
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()

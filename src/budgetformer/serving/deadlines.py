@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -14,17 +15,20 @@ from budgetformer.exits import StageResult
 from budgetformer.serving.batcher import Row
 
 _GAIN, _SPREAD_GAIN, _SPREADS = 1 / 8, 1 / 4, 4  # as TCP estimates a round trip
-_FADE = 0.95  # of an estimate for each time that it keeps texts out: one bad moment must not keep them out for good
+_HALF_LIFE = 1.0  # seconds of an estimate that keeps texts out: one bad moment must not keep them out for good
 
 
 class Pace:
     """How long each stage takes, by the tokens that go through it with padding: running means and mean deviations."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._seen: dict[int, dict[int, tuple[float, float]]] = {}  # by stage and by the tokens' power of two
+        self._since: dict[int, float] = {}  # when a stage was last learnt of, or faded
 
     def learn(self, stage: int, tokens: int, seconds: float) -> None:
         sizes, size = self._seen.setdefault(stage, {}), tokens.bit_length()
+        self._since[stage] = self._clock()
         if size not in sizes:
             sizes[size] = seconds, seconds / 2
             return
@@ -42,9 +46,12 @@ class Pace:
         return (mean + _SPREADS * spread) * 2.0 ** (size - nearest)
 
     def fade(self, stage: int) -> None:
-        """Trust what is known of a stage a little less."""
+        """Expect less of a stage that texts did not enter: half as long for each second without news of it."""
+        now = self._clock()
+        left = 0.5 ** ((now - self._since.get(stage, now)) / _HALF_LIFE)
+        self._since[stage] = now
         for size, (mean, spread) in list(self._seen.get(stage, {}).items()):  # another thread may learn a new size
-            self._seen[stage][size] = mean * _FADE, spread * _FADE
+            self._seen[stage][size] = mean * left, spread * left
 
 
 class Watch:

@@ -10,6 +10,7 @@ import logging
 import time
 import traceback
 from collections.abc import Mapping
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
@@ -34,6 +35,7 @@ class Admission:
         self._app, self._service, self._limits = app, service, service.settings
         self._direct = direct
         self._key = key.encode() if key else None
+        self._addressed = lru_cache(maxsize=256)(self._is_addressed)
         self._inside = 0  # requests with a body, from their head to their answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -76,7 +78,7 @@ class Admission:
     def _admit(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Refuse what needs no look at the body: a wrong key or host, and work that cannot be taken now."""
         guarded = scope["path"] not in OPEN
-        if guarded and self._key is None and not self._addressed(headers.get(b"host", b"").decode("latin-1")):
+        if guarded and self._key is None and not self._addressed(headers.get(b"host", b"")):
             raise Refusal(
                 403, "host_not_allowed", "the request's Host is not the address that the service listens on",
                 "serve with --allowed-host NAME, or set an API key",
@@ -92,11 +94,12 @@ class Admission:
             if max(self._service.inside, self._inside) >= self._limits.queue:  # bodies need memory before they count
                 raise busy("queue_full", f"{self._limits.queue} texts are waiting, and no more may wait")
 
-    def _addressed(self, host: str) -> bool:
+    def _is_addressed(self, header: bytes) -> bool:
         """Whether a Host header names this service; where a page's name was rebound to its address, it does not.
 
         Browsers always send one. An address cannot be rebound, so where the service listens on all of them any will do.
         """
+        host = header.decode("latin-1")
         names = {name.lower() for name in (self._limits.host, *self._limits.allowed_hosts)}
         try:
             name = urlsplit(f"//{host}").hostname or ""

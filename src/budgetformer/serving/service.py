@@ -146,7 +146,7 @@ class Service:
         self.engine, self.settings, self.metrics, self._clock = engine, settings, Metrics(), clock
         self.inside = 0  # texts that were taken in and not yet answered
         self._not_ready: str | None = "the self-test is running"
-        self._pace, self._stages = Pace(), engine.config.stages
+        self._pace, self._stages = Pace(clock), engine.config.stages
         self._audits = {stage: np.zeros(2) for stage in self._stages.names}  # audited, and with another answer
         self._next_audit = 0.0  # not before
         self._batcher = Batcher(
@@ -224,7 +224,8 @@ class Service:
         early = np.flatnonzero(self._stages.leaves(0, words, self.engine.config.exit_limit(dial)))
         results: dict[int, Any] = {}
         if len(early):
-            scores = self.engine.at_stage(table.select(early), 0, words[early], none[early])
+            part = table if len(early) == len(rows) else table.select(early)
+            scores = self.engine.at_stage(part, 0, words[early], none[early])
             results = dict(zip(early.tolist(), self.engine.answers(scores), strict=True))
             self._note([rows[i] for i in results], list(results.values()), dial)
         so_far = [partial(self._so_far, row, 0, words[i], none[i], True) for i, row in enumerate(rows)]
