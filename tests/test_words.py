@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from budgetformer import words as words_module
 from budgetformer.data.tokens import TokenTable
-from budgetformer.words import SCALE, Words, features, fit_words
+from budgetformer.words import SCALE, Words, features, fit_strength, fit_words
 
 SINGLE, MULTI = "single_label_classification", "multi_label_classification"
 
@@ -32,6 +32,11 @@ def topics(rows: int, seed: int = 0) -> tuple[TokenTable, Any]:
     labels = rng.integers(0, 2, rows).astype(np.int32)
     texts = [[*rng.integers(100, 200, 8), *rng.integers(10 + 5 * y, 15 + 5 * y, 2)] for y in labels]
     return table([list(map(int, text)) for text in texts]), labels
+
+
+def test_many_labels_are_penalised_less() -> None:
+    assert [fit_strength(labels, SINGLE) for labels in (2, 5, 10, 14, 150)] == pytest.approx([8, 8, 32, 62.72, 64])
+    assert fit_strength(150, MULTI) == 8  # there each label is a question of its own
 
 
 def test_a_row_has_each_distinct_uni_and_bigram_once() -> None:

@@ -22,7 +22,6 @@ Floats = NDArray[np.float32]
 Ints = NDArray[Any]
 
 REGRESSION, MULTI = "regression", "multi_label_classification"
-STRENGTH, RIDGE_STRENGTH = 8.0, 16.0  # C of the fit: best or near it on news, reviews and pairs; of a regression
 SCALE = 0.7  # of the logits: they are a part of an answer that layers correct
 _SECOND, _SHARED = 1 << 20, 1 << 21  # added to a token of a pair's second text; and where the first text has it too
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # Fibonacci hashing: the high bits of the product are spread evenly
@@ -92,12 +91,19 @@ def features(tokens: Ints, offsets: Ints, pair_start: Ints, buckets: int) -> tup
     return keys.searchsorted(np.arange(len(lengths)) * buckets), keys % buckets, counts
 
 
+def fit_strength(outputs: int, task: str) -> float:
+    """C of the fit: best or near it on news, reviews and pairs; one label of many has fewer rows, and needs more."""
+    if task == REGRESSION:
+        return 16.0
+    return 8.0 if task == MULTI else min(64.0, 8.0 * max(1.0, outputs / 5) ** 2)
+
+
 def fit_words(table: TokenTable, labels: NDArray[Any], outputs: int, task: str, *, bits: int = 18) -> Words:
     """Fit to labelled rows.
 
     Above so many tokens the rows are not held in memory at once: averaged stochastic gradient descent over chunks.
     """
-    buckets, rows, strength = 1 << bits, len(table), RIDGE_STRENGTH if task == REGRESSION else STRENGTH
+    buckets, rows, strength = 1 << bits, len(table), fit_strength(outputs, task)
     size = len(table.tokens) + (0 if table.rest is None else len(table.rest))
     chunks = np.array_split(np.arange(rows), max(1, math.ceil(size / _IN_MEMORY)))
     first = _counts(table if len(chunks) == 1 else table.select(chunks[0]), buckets)
