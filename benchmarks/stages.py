@@ -14,7 +14,8 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
   narrow    the same with heads and groups of feed-forward neurons in one order
   taught    `narrow`, with the data set's other training rows as unlabelled ones: one epoch
   tfidf     TF-IDF of words and pairs of them with logistic regression
-Every point is compared with `dense` row by row. Speed is `budgetformer bench RUN --what engines`.
+Every point is compared with `dense` of its seed row by row, where --runs has it.
+Speed is `budgetformer bench RUN --what engines`.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from typing import Any
 import numpy as np
 import torch
 from retrofit import opened, run_cells, source, tfidf
-from transformers import AutoModelForSequenceClassification
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from budgetformer.data.dataset import open_data
 from budgetformer.data.tokenizer import load_tokenizer
@@ -84,7 +85,7 @@ class TestRows:
 
     def __init__(self, options: argparse.Namespace, dataset: str, runs: Path) -> None:
         self.runs, self.precision = runs, options.test_precision
-        tokenizer = load_tokenizer(runs / "start", offline=True)
+        tokenizer = load_tokenizer(options.base, offline=True)
         data = replace(opened(options, dataset), labels=open_data(source(options, dataset)).labels)
         self.table = encode_split(data.splits["test"], data, tokenizer.backend_tokenizer, LENGTH.get(dataset, 128))
 
@@ -145,7 +146,7 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
         points = [test.point(f"{method} {share:g}", scores, cost_of(scores, model.config.spec)["flops_ratio"])
                   for share, scores in scored]  # fmt: skip
     else:
-        layers = model.config.num_hidden_layers / Model.from_pretrained(runs / "start").config.num_hidden_layers
+        layers = model.config.num_hidden_layers / AutoConfig.from_pretrained(options.base).num_hidden_layers
         points = [test.point(method, test.score(model, "full"), layers)]
     return {"points": points, "training_seconds": trained}
 
@@ -227,6 +228,7 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
             narrow = {method: line([f"{method} {share:g}" for share in WIDTHS]) for method in NARROW}
             for curve, label, style in ((budgets, "each text as far as it must", "o-"),
                                         (static, "every text to the same stage", "s--"),
+                                        (line(["short"]), "a smaller dense model", "*"),
                                         (narrow["heads"], "fewer heads", "v:"),
                                         (narrow["narrow"], "fewer heads and neurons", "^:"),
                                         (narrow["taught"], "the same, with unlabelled rows", "d:")):  # fmt: skip
