@@ -13,6 +13,7 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
   heads     no words and exits, but heads in a learned order, distilled from `start`; scored at shares of their cost
   narrow    the same with heads and groups of feed-forward neurons in one order
   taught    `narrow`, with the data set's other training rows as unlabelled ones: one epoch
+  both      `taught` with words and exits: half as wide, and each text as far as it must; scored as `staged`
   tfidf     TF-IDF of words and pairs of them with logistic regression
 Every point is compared with `dense` of its seed row by row, where --runs has it.
 Speed is `budgetformer bench RUN --what engines`.
@@ -38,7 +39,7 @@ from budgetformer.data.dataset import open_data
 from budgetformer.data.tokenizer import load_tokenizer
 from budgetformer.data.tokens import encode_split
 from budgetformer.dial import Dial
-from budgetformer.engine.scores import Scores, leave_early, score
+from budgetformer.engine.scores import Scores, cost_shares, leave_early, score, stop_at
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.evaluate import cost_of, is_correct, proportion
 from budgetformer.exits import same_answer
@@ -50,7 +51,7 @@ from budgetformer.training.run import train_run
 from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
-NARROW: dict[str, dict[str, Any]] = {"heads": {}, "narrow": {"group_size": 64}, "taught": {"group_size": 64}}
+NARROW = {"heads": 0, "narrow": 64, "taught": 64, "both": 64}  # the group size of each
 METHODS = ("start", "dense", "staged", "short", *NARROW, "tfidf")
 LENGTH = {"ag_news": 128, "imdb": 128, "snli": 64}  # 128 is the default of --base
 SHARES = (0.05, 0.1, 0.13, 0.15, 0.2, 0.3, 0.43, 0.5, 0.65, 0.8)
@@ -105,10 +106,8 @@ class TestRows:
             point["versus_dense"] = {"value": gain.value, "low": gain.low, "high": gain.high}
         return point
 
-    def staged(self, model: Model) -> Iterator[dict[str, Any]]:
-        """Every budget, from one pass through all stages."""
-        from budgetformer.engine.scores import cost_shares
-
+    def staged(self, model: Model, prefix: str = "") -> Iterator[dict[str, Any]]:
+        """Every budget, from one pass through all stages; `prefix` goes before its name."""
         config, stages = model.config.spec, model.config.stages
         scores = self.score(model, "exit:0")
         assert scores.stage_logits is not None
@@ -116,17 +115,14 @@ class TestRows:
         budgets = {"learned": "learned", **{f"{share:g}": f"{share:g}" for share in SHARES}, "full": "full"}
         ways = {name: leave_early(scores, stages, stages.limit(Dial.parse(dial))) for name, dial in budgets.items()}
         for stage, name in enumerate(stages.names):
-            exits = np.full(len(full), stage)
-            ran = np.arange(scores.heads.shape[1]) < stages.depths[stage]
-            logits = scores.stage_logits[:, stage]
-            ways[f"everyone at {name}"] = replace(scores, logits=logits, exits=exits, heads=scores.heads * ran)
+            ways[f"everyone at {name}"] = stop_at(scores, stages, np.full(len(full), stage))
         for name, chosen in ways.items():
             assert chosen.exits is not None
             shares = [float((chosen.exits == stage).mean()) for stage in range(len(stages.names))]
             differs = float((~same_answer(chosen.logits, full, config.task)).mean())
             cost = float(cost_shares(chosen, config).mean())
             yield self.point(
-                name, chosen, cost, exits=dict(zip(stages.names, shares, strict=True)), disagreement=differs
+                prefix + name, chosen, cost, exits=dict(zip(stages.names, shares, strict=True)), disagreement=differs
             )
 
 
@@ -139,8 +135,8 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     if method == "start":
         return {"points": [], "training_seconds": trained}
     test = TestRows(options, dataset, runs)
-    if method == "staged":
-        points = list(test.staged(model))
+    if method in ("staged", "both"):
+        points = list(test.staged(model, "" if method == "staged" else f"{method} "))
     elif method in NARROW:
         scored = ((share, test.score(model, f"mean:{share}")) for share in WIDTHS)
         points = [test.point(f"{method} {share:g}", scores, cost_of(scores, model.config.spec)["flops_ratio"])
@@ -161,9 +157,10 @@ def train(options: argparse.Namespace, dataset: str, method: str, seed: int) -> 
         base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short")
         chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
     elif method in NARROW:
-        gates = {"kind": "order", "target_budget": 0.5, "budget_low": 0.4, **NARROW[method]}
-        options_of_model = {"gates": gates, "exits": None, "distill_weight": 1.0, "distill_layers": 1.0}
-        if method == "taught":
+        gates = {"kind": "order", "target_budget": 0.5, "budget_low": 0.4, "group_size": NARROW[method]}
+        options_of_model = {"gates": gates, "exits": {"start": 0.0} if method == "both" else None,
+                            "distill_weight": 1.0, "distill_layers": 1.0}  # fmt: skip
+        if method in ("taught", "both"):
             data, epochs = replace(data, unlabelled=str(unlabelled(options, dataset))), 1
         chosen = recipe(options, dataset, runs / "start", epochs, **options_of_model)
     else:
@@ -223,7 +220,9 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
                 mean = [(np.mean([p["cost"] for p in s]), 100 * np.mean([p["value"] for p in s])) for s in seeds]
                 return sorted((float(x), float(y)) for x, y in mean)
 
-            budgets = line([*(f"{share:g}" for share in SHARES), "learned", "full"])
+            shares = [f"{share:g}" for share in SHARES]
+            budgets = line([*shares, "learned", "full"])
+            both = line([f"both {share}" for share in (*shares, "learned")])
             static = line([name for name in rows if name.startswith("everyone at")])
             narrow = {method: line([f"{method} {share:g}" for share in WIDTHS]) for method in NARROW}
             for curve, label, style in ((budgets, "each text as far as it must", "o-"),
@@ -231,7 +230,8 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
                                         (line(["short"]), "a smaller dense model", "*"),
                                         (narrow["heads"], "fewer heads", "v:"),
                                         (narrow["narrow"], "fewer heads and neurons", "^:"),
-                                        (narrow["taught"], "the same, with unlabelled rows", "d:")):  # fmt: skip
+                                        (narrow["taught"], "the same, with unlabelled rows", "d:"),
+                                        (both, "the same, each text as far as it must", "P-")):  # fmt: skip
                 if curve:
                     axes.plot(*zip(*curve, strict=True), style, markersize=4, label=label)
             for name, label, style in (("dense", "dense", "-"), ("tfidf", "TF-IDF", ":")):

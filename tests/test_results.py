@@ -105,7 +105,7 @@ def test_the_stages_benchmark_narrows_encoders(
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     folders = make_data(tmp_path, train=90, validation=40, test=40)
     base = save_base(tmp_path / "base", max_position_embeddings=128, intermediate_size=256)
-    methods = ["short", "start", "dense", "heads", "narrow", "taught"]  # the first without a dense model beside it
+    methods = ["short", "start", "dense", "heads", "narrow", "taught", "both"]
     words = ["run", "--base", base, *folders, "--datasets", "imdb", "--seeds", "0", "--rows", "60", "--epochs", "1"]
     monkeypatch.setattr(sys, "argv", ["stages.py", *map(str, words), "--methods", *methods])
     runpy.run_path(str(ROOT / "benchmarks" / "stages.py"), run_name="__main__")
@@ -116,6 +116,9 @@ def test_the_stages_benchmark_narrows_encoders(
     assert points["short"][0]["cost"] == pytest.approx(1 / 3)  # one of three layers
     assert min(cost["heads"]) > 0.6  # without any head, the feed-forward layers are left
     assert cost["narrow"] == pytest.approx([0.3, 0.4, 0.5, 0.6, 0.75], abs=0.1)
+    ends = {point["point"]: point["cost"] for point in points["both"]}
+    assert ends["both everyone at layer 3"] == pytest.approx(0.5, abs=0.1)  # the width that it was trained for
+    assert ends["both everyone at words"] < 0.01
     assert points["taught"][0]["versus_dense"]["value"] == pytest.approx(
         points["taught"][0]["value"] - points["dense"][0]["value"]
     )
