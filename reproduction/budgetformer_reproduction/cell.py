@@ -165,7 +165,8 @@ def main(argument: str) -> int:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     _end_with_parent()
     job = json.loads(argument)
-    plan = Plan(scale_named(job["scale"]), Path(job["folder"]), data_dir=job["data_dir"])
+    options = {"data_dir": job["data_dir"], "precision": job["precision"]}
+    plan = Plan(scale_named(job["scale"]), Path(job["folder"]), **options)
     try:
         compute(plan, Cell(**job["cell"]))
     except BudgetFormerError as error:

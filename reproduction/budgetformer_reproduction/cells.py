@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from budgetformer.data.locate import DataSource
 from budgetformer.errors import UsageError
@@ -13,6 +13,7 @@ from budgetformer.runs.files import equal_as_json, read_json
 from budgetformer.training.recipe import Recipe
 from budgetformer_reproduction.scale import DATASETS, FULL_ROWS, Scale
 
+Precision = Literal["fp32", "bf16"]
 TFIDF = "tfidf"
 REMEDY = "delete the cell's directory and run again"
 
@@ -44,6 +45,7 @@ class Plan:
     datasets: tuple[str, ...] = DATASETS
     data_dir: str | None = None
     pair: tuple[str, str] = ("", "")  # the two texts of the attention maps
+    precision: Precision = "fp32"  # of training
     flop_rate: float | None = None  # FLOPs a second that a dry run assumes; None: those that it measures
 
     def source(self, dataset: str, fraction: float = 1.0) -> DataSource:
@@ -56,7 +58,7 @@ class Plan:
     def recipe(self, cell: Cell) -> Recipe:
         tokenizer = "bert-base-uncased" if self.scale.name == "paper" else str(self.tokenizer(cell.dataset))
         recipe = self.scale.recipe_for(cell.dataset, cell.model, tokenizer)
-        return recipe.changed(cell.recipe, where=f"cell {cell.name}")
+        return recipe.changed({"precision": self.precision, **cell.recipe}, where=f"cell {cell.name}")
 
     def tokenizer(self, dataset: str) -> Path:
         """Where the tokenizer of a data set lies: one for all its cells, so that vocabularies are the same."""

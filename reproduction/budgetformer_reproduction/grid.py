@@ -113,7 +113,8 @@ def _in_processes(plan: Plan, todo: list[Cell], jobs: int, progress: Progress) -
 def _start(plan: Plan, cell: Cell, jobs: int) -> subprocess.Popen[bytes]:
     """Compute a cell in a process of its own, which has its share of the cores."""
     threads = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS"), str(max(1, available_cpus() // jobs)))
-    job = {"scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": asdict(cell)}
+    job = {"scale": plan.scale.name, "folder": str(plan.folder), "data_dir": plan.data_dir, "cell": asdict(cell),
+           "precision": plan.precision}  # fmt: skip
     with plan.log(cell).open("ab") as log:
         environment = {**os.environ, **threads, "TOKENIZERS_PARALLELISM": "false"}
         return subprocess.Popen(

@@ -96,6 +96,7 @@ def _other_verdicts(folder: Path) -> dict[str, dict[str, str]]:
 def _made_of(result: Result) -> str:
     made = result.provenance
     parts = [f"{made.cells} training runs"] if made.cells is not None else []
+    parts += [] if made.precision == "fp32" else [f"in {made.precision}"]
     parts += [f"seeds {format_value(made.seeds)}"] if made.seeds else []
     parts += [format_seconds(made.seconds)] if made.seconds is not None else []
     return "; ".join(parts)

@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from budgetformer.errors import UsageError
 from budgetformer.runs.files import named_write_errors
 from budgetformer_reproduction import controls, figures, tables
-from budgetformer_reproduction.cells import Cell, Plan
+from budgetformer_reproduction.cells import Cell, Plan, Precision
 from budgetformer_reproduction.grid import Failure, GridError, run_grid
 from budgetformer_reproduction.render import read, write
 from budgetformer_reproduction.results import Findings
@@ -49,6 +49,7 @@ class PlanFile(BaseModel):
     data_dir: str | None = None
     premise: str = "A man is playing guitar on a stage."  # the pair of the attention maps: the paper's
     hypothesis: str = "A man is sleeping in a bed."
+    precision: Precision = "fp32"  # of training: bf16 is a third faster where the processor has it
     flop_rate: Annotated[float, Field(gt=0)] | None = None  # of the machine in mind, in a dry run; else measured
 
 
@@ -67,7 +68,7 @@ def make_plan(scale: str, folder: Path, seeds: int = 1, datasets: str | None = N
             raise UsageError(f"--datasets {name}: give some of {', '.join(DATASETS)}")
     return Plan(
         scale_named(file.scale), folder, tuple(range(seeds)), tuple(name for name in DATASETS if name in names),
-        file.data_dir, (file.premise, file.hypothesis), file.flop_rate,
+        file.data_dir, (file.premise, file.hypothesis), file.precision, file.flop_rate,
     )  # fmt: skip
 
 

@@ -122,6 +122,7 @@ def _provenance(plan: Plan, cells: Sequence[Done]) -> Provenance:
         threads=first["threads"],
         torch=first["torch"],
         python=first["python"],
+        precision=plan.precision,
         seeds=list(plan.seeds),
         data={done.cell.dataset: done.run["data_fingerprint"] for done in cells},
         cells=len(cells),

@@ -203,6 +203,7 @@ class Provenance(_Part):
     threads: Any = None
     torch: Any = None
     python: Any = None
+    precision: str = "fp32"  # of training
     seeds: list[Number] = []
     data: dict[str, Any] = {}
     cells: Count | None = None

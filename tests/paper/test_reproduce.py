@@ -204,6 +204,7 @@ def test_data_that_is_not_there(tmp_path: Path, data: str) -> None:
     [
         ("premis = 'x'", "field premis"),
         ("flop_rate = -1.0", "field flop_rate must be greater than 0, not -1.0"),
+        ("precision = 'fp8'", "field precision must be 'fp32' or 'bf16', not 'fp8'"),
         ("scale = 3", "field scale must be a valid string, not 3: a plan has scale, data_dir, premise"),
         ("scale = 'huge'", "--scale huge: give one of paper, cpu, medium, smoke"),
         ("scale =", "it cannot be read"),
