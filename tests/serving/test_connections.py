@@ -26,8 +26,14 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 async def app(scope: Any, receive: Any, send: Any) -> None:
-    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
-    await send({"type": "http.response.body", "body": b"ok"})
+    body, more = b"", scope["path"] == "/echo"
+    while more:
+        message = await receive()
+        body, more = body + message["body"], message["more_body"]
+    await send(
+        {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % (len(body) + 2))]}
+    )
+    await send({"type": "http.response.body", "body": body + b"ok"})
 
 
 def play(scene: Callable[[Callable[[], Awaitable[Streams]]], Awaitable[None]]) -> None:
@@ -96,6 +102,24 @@ def test_a_body_that_trickles_in_after_its_answer_ends_the_connection(monkeypatc
         while not (reader.at_eof() or reader.exception()):
             writer.write(b"x")
             await asyncio.sleep(0.002)
+        writer.close()
+
+    play(scene)
+
+
+def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one() -> None:
+    ask = b"POST /echo HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\nContent-Length: 5\r\n\r\n"
+
+    async def scene(connect: Callable[[], Awaitable[Streams]]) -> None:
+        reader, writer = await connect()
+        for pieces in ((ask + b"hello",), (ask, b"hello"), (ask[:50], ask[50:] + b"he", b"llo")):
+            for piece in pieces:
+                writer.write(piece)
+                await asyncio.sleep(0.01)
+            assert b"hello" in await reader.readuntil(b"ok")
+        assert await answered((reader, writer))
+        writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n")
+        assert (await reader.read()).startswith(b"HTTP/1.1 400")
         writer.close()
 
     play(scene)

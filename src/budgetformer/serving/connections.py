@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import sys
 import time
 from typing import Any
 
+from httptools import HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 HEADER_SECONDS = 10.0
@@ -64,11 +66,29 @@ class Connection(HttpToolsProtocol):
                 min((other for other in others if other.waits), key=lambda other: other.since).transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        self._data = data
         self._header_bytes = 0 if self._in_body else self._header_bytes + len(data)
         super().data_received(data)
         if not self._in_body and self._header_bytes > HEADER_BYTES and not self.transport.is_closing():
             self.send_400_response(f"The header has more than {HEADER_BYTES} bytes.")
         self._time_header()
+
+    def _should_upgrade(self) -> bool:
+        return True  # to `handle_websocket_upgrade`
+
+    def handle_websocket_upgrade(self) -> None:
+        """Read a request that asks for another protocol (Java's client asks for h2c) again as one that does not.
+
+        The parser has stopped at its header, and would not see its body.
+        """
+        if self.scope["method"] == "CONNECT":
+            self.send_400_response("Invalid HTTP request received.")
+            return
+        (parsed,) = sys.exc_info()[1].args  # type: ignore[union-attr]  # how much of the data, by HttpParserUpgrade
+        first = b"%s %s HTTP/1.1" % (self.scope["method"].encode(), self.url)
+        header = [first, *(b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"), b"", b""]
+        self.parser = HttpRequestParser(self)
+        super().data_received(b"\r\n".join(header) + self._data[parsed:])
 
     def on_headers_complete(self) -> None:
         self._in_body = True
