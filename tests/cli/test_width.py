@@ -14,10 +14,11 @@ from budgetformer.runs.run import Run
 FEW = ["--epochs", "1", "--set", "dense_epochs=1", "--max-length", "16", "--set", "model.gates.kind=order"]
 
 
-@pytest.fixture(scope="module")
-def run(reviews: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=["order", "ranked"])
+def run(reviews: Path, base: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     folder = tmp_path_factory.mktemp("width") / "run"
-    assert command("train", reviews, "--base", base, "-o", folder, *FEW, "--set", "model.gates.group_size=16") == 0
+    gates = ["--set", f"model.gates.kind={request.param}", "--set", "model.gates.group_size=16"]
+    assert command("train", reviews, "--base", base, "-o", folder, *FEW, *gates) == 0
     return folder
 
 
@@ -61,4 +62,4 @@ def test_wrong_sizes_are_named(reviews: Path, base: Path, tmp_path: Path, capsys
     assert command("train", reviews, "--base", base, "-o", tmp_path, *FEW, "--set", "model.gates.group_size=-1") == 2
     assert "group_size=-1: give a number that is not negative" in capsys.readouterr().err
     assert command("train", reviews, "--base", base, "-o", tmp_path, *FEW, "--set", "model.gates.group_size=7") == 2
-    assert "48 feed-forward neurons: give the kind order and a size that divides them" in capsys.readouterr().err
+    assert "48 feed-forward neurons: give a size that divides them" in capsys.readouterr().err

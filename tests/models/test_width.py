@@ -16,23 +16,28 @@ from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
 from budgetformer.evaluate import summarize
 from budgetformer.models.bases import base_hash, load_base
-from budgetformer.models.importance import rank_heads
+from budgetformer.models.importance import calibrate_thresholds, rank_heads
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
 from budgetformer.models.model import retrofit
-from budgetformer.nn import attention
+from budgetformer.nn import attention, feedforward
 from budgetformer.nn.feedforward import BudgetedFeedForward
+from budgetformer.nn.ranking import RankedHeads, cumulative_prices
+from budgetformer.nn.selective import Costs
 from tests.models.test_retrofit import LABELS, batches, encoded
 from tests.models.tiny import HEADS, KINDS, LAYERS, ragged, tiny
 
-ORDER = {"kind": "order", "group_size": 16}
+FREE = Costs(0, 0, 0)  # blocks cost nothing by themselves, so they run wherever they save something
+ORDER, RANKED = {"kind": "order", "group_size": 16}, {"kind": "ranked", "group_size": 16}
 
 
-def shuffled(kind: str, **options: Any) -> Model:
-    model = retrofit(tiny(kind), gates=ORDER, **options).eval()
+def shuffled(kind: str, gates: dict[str, Any] = ORDER, **options: Any) -> Model:
+    model = retrofit(tiny(kind), gates=gates, **options).eval()
     torch.manual_seed(5)
     with torch.no_grad():
         for gate in model.ranked_gates:
             gate.score.copy_(torch.rand(gate.num_heads))
+            if isinstance(gate, RankedHeads):
+                gate.scorer.weight.normal_()
     return model
 
 
@@ -56,26 +61,30 @@ def test_the_first_step_is_the_originals_and_it_goes_back_to_plain(kind: str, tr
 
 
 @pytest.mark.parametrize("budget", ["mean:0.5", "fixed:0.25", "max:0.4", "mean:0", "full", "random"])
+@pytest.mark.parametrize("gates", [ORDER, RANKED], ids=["order", "ranked"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_running_some_groups_equals_the_definition(kind: str, budget: str) -> None:
-    model, (ids, mask) = shuffled(kind), ragged()
+def test_running_some_groups_equals_the_definition(kind: str, gates: dict[str, Any], budget: str) -> None:
+    model, (ids, mask) = shuffled(kind, gates), ragged()
     model.config.training_progress = 1.0
     ran: list[int] = []
 
-    def definition(self: BudgetedFeedForward, x: torch.Tensor, active: list[bool]) -> torch.Tensor:
-        ran.append(sum(active))
-        return self.evaluate(x, torch.tensor([active] * len(x)).float())
+    def definition(self: BudgetedFeedForward, x: torch.Tensor, _: Any, active: torch.Tensor) -> torch.Tensor:
+        ran.append(int(active.sum()))
+        return self.evaluate(x, active.float())
 
     with torch.no_grad():
         torch.manual_seed(1)
-        result = model(ids, mask, budget=budget)
+        with patch.object(feedforward, "costs_on", lambda _: FREE):
+            result = model(ids, mask, budget=budget)
         torch.manual_seed(1)
         dense = patch.object(attention, "evaluate_active", lambda *a: None)
         with patch.object(BudgetedFeedForward, "evaluate_active", definition), dense:
             expected = model(ids, mask, budget=budget)
     torch.testing.assert_close(result.logits, expected.logits, atol=1e-5, rtol=1e-5)
-    if budget != "random":
-        assert ran == [int(a.groups[0].sum()) for a in result.allocations]
+    assert ran == [int(a.groups.sum()) for a in result.allocations]
+    varied = any((a.groups != a.groups[:1]).any() for a in result.allocations)
+    assert varied or budget != "random"
+    assert varied == (gates is RANKED) or budget != "mean:0.5"
     shares = {"mean:0": 0.0, "full": 1.0}.get(budget, 0.4)
     mean = torch.stack([a.groups for a in result.allocations]).mean().item()
     assert mean == shares if shares in (0, 1) else 0 < mean < 1
@@ -90,7 +99,7 @@ def test_gradients_through_some_groups_equal_the_definitions(kind: str, budget: 
     def selective(self: BudgetedFeedForward, x: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         assert set(weights.unique().tolist()) <= {0, 1}
         ran.append(int(weights[0].sum()))
-        return self.evaluate_active(x, weights[0].bool().tolist())
+        return self.evaluate_active(x, None, weights.bool())
 
     gradients = []
     for evaluate in (definition, selective):
@@ -226,7 +235,18 @@ def test_a_deltas_neurons_stay_where_they_are(tmp_path: Path) -> None:
         torch.testing.assert_close(again(ids, mask, budget="mean:0.5").logits, expected)
 
 
-@pytest.mark.parametrize("gates", [{"kind": "order", "group_size": 7}, {"kind": "ranked", "group_size": 16}])
-def test_wrong_groups_are_named(gates: dict[str, Any]) -> None:
-    with pytest.raises(UsageError, match=r"48 feed-forward neurons: give the kind order and a size that divides them"):
-        retrofit(tiny("bert"), gates=gates)
+def test_thresholds_of_chosen_groups_execute_what_was_asked_for() -> None:
+    model, data = shuffled("bert", RANKED), encoded(64)
+    calibrate_thresholds(model, batches(data))
+    prices, paid = model.prices.numpy(), cumulative_prices(model.order, model.prices)
+    for units, _ in model.config.gates["threshold_offsets"]:
+        share = paid[units - 1].item()
+        out = score(TorchEngine(model), data, f"mean:{share}")
+        executed = prices[0] * out.heads.sum(1) + prices[-1] * out.groups.sum(1)
+        assert executed.mean() / LAYERS == pytest.approx(share, abs=0.03)
+        assert len(set(out.groups.sum(1).tolist())) > 1  # texts differ
+
+
+def test_wrong_groups_are_named() -> None:
+    with pytest.raises(UsageError, match=r"group_size=7 with 48 feed-forward neurons: give a size that divides them"):
+        retrofit(tiny("bert"), gates={"kind": "order", "group_size": 7})

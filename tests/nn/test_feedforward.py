@@ -46,7 +46,7 @@ def test_a_gated_linear_unit_by_hand() -> None:
         outer.bias.zero_()
         x = torch.ones(1, 1, 1)
         assert part.evaluate(x, torch.ones(1, 2)).item() == 1 * 3 + 10 * 2 * 4
-        assert part.evaluate_active(x, [False, True]).item() == 10 * 2 * 4
+        assert part.evaluate_active(x, None, torch.tensor([[False, True]])).item() == 10 * 2 * 4
 
 
 @settings(deadline=None, max_examples=40)
@@ -74,7 +74,7 @@ def test_sorting_neurons_changes_nothing_and_frozen_groups_are_cut_out(gated: bo
         part.select(order)
         torch.testing.assert_close(part.evaluate(x, None), before)
         assert torch.equal(part.outer.weight, columns[:, order])
-        some = part.evaluate_active(x, [True, False, False, True])
+        some = part.evaluate_active(x, None, torch.tensor([[True, False, False, True]]).expand(2, -1))
         frozen = BudgetedFeedForward(FrozenHeads(GROUPS, [0, 3]), part.inner, part.outer, part.activation)
         y, weights = frozen(x, None, 1.0)
         torch.testing.assert_close(y, some)

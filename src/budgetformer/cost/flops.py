@@ -79,6 +79,7 @@ def count(
         gates += 2 * N * D if shape.budget_net or shape.scorer else 0  # pooling
         gates += 2 * D * D + 2 * D if shape.budget_net else 0
         gates += 2 * D * shape.heads if shape.scorer else 0
+        gates += 2 * N * D + 2 * D * shape.groups if shape.scorer and shape.groups else 0  # of the feed-forward groups
     words = 4 * N * shape.labels if shape.words else 0  # a uni- and a bigram per token
     return Flops(
         gates=depth * gates,

@@ -154,10 +154,10 @@ class BudgetFormerConfig(PreTrainedConfig):
             lists = self.gates.get(name)
             if lists is not None and len(lists) != self.num_hidden_layers:
                 raise UsageError(f"gates.{name}={lists}: give a list for each of {self.num_hidden_layers} layers")
-        if (size := self.gates.get("group_size")) and (self.kind == "ranked" or self.neurons % size):
+        if (size := self.gates.get("group_size")) and self.neurons % size:
             raise UsageError(
-                f"gates.group_size={size} with gates of the kind {self.kind!r} and {self.neurons} feed-forward "
-                "neurons: give the kind order and a size that divides them, such as 64"
+                f"gates.group_size={size} with {self.neurons} feed-forward neurons: give a size that divides them, "
+                "such as 64"
             )
 
     @property

@@ -132,7 +132,10 @@ def make_groups_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator | 
     if config.kind == "frozen":
         return FrozenHeads(config.groups, config.gates["groups"][layer])
     # Not quite where heads of the same place are: no two units of a model begin with the same score.
-    return OrderedHeads(config.groups, layer=layer - 0.19, layers=config.num_hidden_layers)
+    place: dict[str, Any] = {"layer": layer - 0.19, "layers": config.num_hidden_layers}
+    if config.kind == "ranked":
+        return RankedHeads(config.groups, config.hidden_size, **place)
+    return OrderedHeads(config.groups, **place)
 
 
 def make_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator:

@@ -17,7 +17,7 @@ from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Allocation, pool
 from budgetformer.nn.objective import task_loss
-from budgetformer.nn.ranking import RankedHeads, thresholds
+from budgetformer.nn.ranking import RankedHeads, cumulative_prices, score_above_share, thresholds
 
 Ranking = Literal["importance", "random"]
 
@@ -52,7 +52,7 @@ def rank_heads(
 
 
 def calibrate_thresholds(model: BudgetFormerForSequenceClassification, batches: Iterable[Any]) -> None:
-    """Make mean:X execute X of all heads, as seen on these batches.
+    """Make mean:X execute X of all heads (and groups, by price), as seen on these batches.
 
     What inputs add to the scores on average goes into the static scores: no score changes, and freezing keeps the heads
     that inputs choose most. Then thresholds are moved to where the scores of these rows leave X of the heads above, at
@@ -67,16 +67,17 @@ def calibrate_thresholds(model: BudgetFormerForSequenceClassification, batches: 
         mean_D = pooled_RD.mean(dim=0)
         gate.score.data.add_(gate.scorer((mean_D - gate.centre) / gate.scale).detach())
         gate.centre.copy_(mean_D)
-    table = thresholds(model.order)
-    heads = len(table) - 1
+    table, prices = thresholds(model.order), model.prices
+    units, paid = len(table) - 1, cumulative_prices(model.order, prices)
     offsets: list[tuple[int, float]] = []
-    for k in sorted({round(step * heads / 8) for step in range(1, 8)} - {0, heads}, reverse=True):
+    for k in sorted({round(step * units / 8) for step in range(1, 8)} - {0, units}, reverse=True):
         offsets.insert(0, (k, offsets[0][1] if offsets else 0.0))
+        share = k / units if paid is None else float(paid[k - 1])
         for _ in range(2):  # what layers see depends on the threshold
             options["threshold_offsets"] = offsets
-            pooled = _pooled_at(model, batches, f"mean:{k / heads}")
-            scores = torch.stack([gate.scores_at(x) for gate, x in zip(gates, pooled, strict=True)]).detach()
-            offsets[0] = (k, float(scores.quantile(1 - k / heads) - table[k]))
+            pooled = _pooled_at(model, batches, f"mean:{share}")
+            scores_RU = torch.cat([gate.scores_at(x) for gate, x in zip(gates, pooled, strict=True)], dim=1).detach()
+            offsets[0] = (k, float(score_above_share(scores_RU, share, prices) - table[k]))
     options["threshold_offsets"] = offsets
 
 

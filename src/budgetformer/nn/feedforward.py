@@ -6,7 +6,6 @@ Shapes: B samples, N tokens, D model width, I neurons, G groups. `mask` is paddi
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from itertools import groupby
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +13,7 @@ from torch import Tensor, nn
 
 from budgetformer.nn.allocation import Budget, HeadAllocator
 from budgetformer.nn.ranking import FrozenHeads
+from budgetformer.nn.selective import Block, blocks_of, costs_on, real_tokens
 
 
 class BudgetedFeedForward(nn.Module):
@@ -47,13 +47,13 @@ class BudgetedFeedForward(nn.Module):
         active_BG, weights_BG = allocation.active, allocation.weights
         if weights_BG is None:
             return self.evaluate(x_BND, None), active_BG.float()
-        if self.training or torch.is_grad_enabled() or bool((active_BG != active_BG[:1]).any()):
+        if self.training or torch.is_grad_enabled():
             return self.evaluate(x_BND, weights_BG), weights_BG
-        return self.evaluate_active(x_BND, active_BG[0].tolist()), weights_BG
+        return self.evaluate_active(x_BND, mask_BN, active_BG), weights_BG
 
     def evaluate(self, x_BND: Tensor, weights_BG: Tensor | None) -> Tensor:
         """The definition: all neurons are computed, then multiplied by their groups' weights. -> (B, N, D)."""
-        if not self.outer.weight.shape[1]:
+        if not self._neurons:
             return self._bias(x_BND)
         h_BNI = self._activate(self.inner(x_BND))
         if weights_BG is not None:
@@ -62,18 +62,49 @@ class BudgetedFeedForward(nn.Module):
         out: Tensor = self.outer(h_BNI)
         return out
 
-    def evaluate_active(self, x_BND: Tensor, active: Sequence[bool]) -> Tensor:
-        """The same where all samples use the same groups, at weight 1: neighbours together, on views of the weights."""
-        y_BND = None
-        for on, run in groupby(range(len(active)), active.__getitem__):
-            if on:
-                first, *_, last = [*run] * 2
-                neurons = slice(first * self.size, (last + 1) * self.size)
-                bias = None if self.inner.bias is None else self._rows(self.inner.bias, neurons)
-                h = self._activate(F.linear(x_BND, self._rows(self.inner.weight, neurons), bias))
-                part_BND = F.linear(h, self.outer.weight[:, neurons], self.outer.bias if y_BND is None else None)
-                y_BND = part_BND if y_BND is None else y_BND.add_(part_BND)
-        return self._bias(x_BND) if y_BND is None else y_BND
+    def evaluate_active(self, x_BND: Tensor, mask_BN: Tensor | None, active_BG: Tensor) -> Tensor:
+        """The same on real tokens, with each sample's active groups alone, at weight 1; all where that is cheaper."""
+        B, N, D = x_BND.shape
+        if bool((active_BG == active_BG[:1]).all()):
+            return self.evaluate_blocks(x_BND, blocks_of((tuple(active_BG[0].tolist()),), (range(B),)))
+        spans = real_tokens(mask_BN, B, N) or real_tokens(None, B, N)
+        assert spans is not None
+        blocks = blocks_of(tuple(map(tuple, active_BG.tolist())), spans)
+        if self._cost(blocks, D, x_BND.device.type) >= 0.9 * 2 * (1 + self.parts) * B * N * D * self._neurons:
+            return self.evaluate(x_BND, active_BG.float())
+        return self.evaluate_blocks(x_BND.reshape(B * N, D), blocks).view(B, N, D)
+
+    def evaluate_blocks(self, x: Tensor, blocks: Sequence[Block]) -> Tensor:
+        """Neighbouring groups together, on views of the weights; the rows of `x` (its first dimension) in no block get
+        the bias."""
+        y = None
+        for first, last, _, runs, _ in blocks:
+            neurons, every = slice(first * self.size, last * self.size), runs == [slice(0, len(x))]
+            rows = x if every else torch.cat([x[run] for run in runs])
+            bias = None if self.inner.bias is None else self._rows(self.inner.bias, neurons)
+            h = self._activate(F.linear(rows, self._rows(self.inner.weight, neurons), bias))
+            if every and y is None:
+                y = F.linear(h, self.outer.weight[:, neurons], self.outer.bias)
+                continue
+            part, row = F.linear(h, self.outer.weight[:, neurons]), 0
+            y = self._bias(x).to(part.dtype, copy=True) if y is None else y
+            for run in runs:
+                y[run] += part[row : row + run.stop - run.start]
+                row += run.stop - run.start
+        return self._bias(x) if y is None else y
+
+    @property
+    def _neurons(self) -> int:
+        return self.outer.weight.shape[1]
+
+    def _cost(self, blocks: Sequence[Block], width: int, device: str) -> float:
+        """What blocks cost, in FLOPs that a large product does in the same time."""
+        costs, work = costs_on(device), 0.0
+        for first, last, _, runs, lengths in blocks:
+            product = 2 * (1 + self.parts) * width * (last - first) * self.size
+            move = costs.move * width if len(runs) > 1 else 0
+            work += costs.block + costs.run * len(runs) + (product + move) * sum(lengths)
+        return work
 
     def select(self, neurons: Tensor) -> None:
         """Go on with these neurons, in this order; of all of them, it changes nothing of what they compute."""

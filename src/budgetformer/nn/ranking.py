@@ -97,6 +97,17 @@ def cumulative_prices(scores: Tensor, prices: Tensor | None) -> Tensor | None:
     return (paid / paid[-1]).float()
 
 
+def score_above_share(scores_RU: Tensor, share: float, prices_U: Tensor | None) -> Tensor:
+    """The score above which the units of all rows cost this share; None: all cost the same."""
+    if prices_U is None:
+        return scores_RU.quantile(1 - share)
+    falling = scores_RU.flatten().sort(descending=True)
+    paid = cumulative_prices(scores_RU, prices_U.expand_as(scores_RU).flatten())
+    assert paid is not None
+    last = int(torch.searchsorted(paid, share + ROUNDING_SLACK, right=True))  # so many are above it
+    return falling.values[max(0, last - 1) : last + 1].mean()
+
+
 def threshold_at(share_B: Tensor, table: Tensor, paid_U: Tensor | None = None) -> Tensor:
     """The threshold that keeps as many units as cost this share together; None: all cost the same. (B,) -> (B, 1)."""
     if paid_U is None:
@@ -205,7 +216,7 @@ class RankedHeads(ScoredHeads):
     has_scorer = True
 
     def __init__(
-        self, num_heads: int, width: int, *, layer: int = 0, layers: int = 1, renormalize: bool = False
+        self, num_heads: int, width: int, *, layer: float = 0, layers: int = 1, renormalize: bool = False
     ) -> None:
         super().__init__(num_heads, layer=layer, layers=layers, renormalize=renormalize)
         self.input_sum: Tensor | None = None  # of pooled training inputs, and their number

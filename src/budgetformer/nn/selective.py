@@ -104,6 +104,11 @@ _CPU = Costs(block=7e6, run=2e5, move=70)
 _ACCELERATOR = Costs(block=1e9, run=2e8, move=600)
 
 
+def costs_on(device: str) -> Costs:
+    """The overheads of a kind of device."""
+    return _CPU if device == "cpu" else _ACCELERATOR
+
+
 def evaluate_active(
     x_BND: Tensor,
     mask_BN: Tensor | None,
@@ -175,8 +180,7 @@ def blocks_of(used: Used, spans: Spans) -> list[Block]:
 
 def cheapest(blocks: list[Block], batch: int, length: int, width: int, num_heads: int, device: str = "cpu") -> Way:
     """The cheapest way; pairs spend time on all of `length` places, the dense layer on all heads too."""
-    costs = _CPU if device == "cpu" else _ACCELERATOR
-    d = width // num_heads
+    costs, d = costs_on(device), width // num_heads
 
     def product(tokens: int) -> int:  # one head of one sample: the projections, then the attention
         return 8 * tokens * width * d + 4 * tokens * tokens * d
