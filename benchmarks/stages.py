@@ -12,6 +12,7 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
   short     a smaller dense model: the encoder's first third of layers, fine-tuned for as many steps as `dense`
   heads     no words and exits, but heads in a learned order, distilled from `start`; scored at shares of their cost
   narrow    the same with heads and groups of feed-forward neurons in one order
+  chosen    `narrow`, each text with heads and groups of its own
   taught    `narrow`, with the data set's other training rows as unlabelled ones: one epoch
   both      `taught` with words and exits: half as wide, and each text as far as it must; scored as `staged`
   tfidf     TF-IDF of words and pairs of them with logistic regression
@@ -51,7 +52,9 @@ from budgetformer.training.run import train_run
 from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
-NARROW = {"heads": 0, "narrow": 64, "taught": 64, "both": 64}  # the group size of each
+GROUPS: dict[str, Any] = {"kind": "order", "group_size": 64}
+NARROW = {"heads": {"kind": "order"}, "narrow": GROUPS, "chosen": {**GROUPS, "kind": "ranked"}, "taught": GROUPS,
+          "both": GROUPS}  # fmt: skip
 METHODS = ("start", "dense", "staged", "short", *NARROW, "tfidf")
 LENGTH = {"ag_news": 128, "imdb": 128, "snli": 64}  # 128 is the default of --base
 SHARES = (0.05, 0.1, 0.13, 0.15, 0.2, 0.3, 0.43, 0.5, 0.65, 0.8)
@@ -157,7 +160,7 @@ def train(options: argparse.Namespace, dataset: str, method: str, seed: int) -> 
         base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short")
         chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
     elif method in NARROW:
-        gates = {"kind": "order", "target_budget": 0.5, "budget_low": 0.4, "group_size": NARROW[method]}
+        gates = {"target_budget": 0.5, "budget_low": 0.4, **NARROW[method]}
         options_of_model = {"gates": gates, "exits": {"start": 0.0} if method == "both" else None,
                             "distill_weight": 1.0, "distill_layers": 1.0}  # fmt: skip
         if method in ("taught", "both"):
@@ -230,6 +233,7 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
                                         (line(["short"]), "a smaller dense model", "*"),
                                         (narrow["heads"], "fewer heads", "v:"),
                                         (narrow["narrow"], "fewer heads and neurons", "^:"),
+                                        (narrow["chosen"], "the same, by text", "<:"),
                                         (narrow["taught"], "the same, with unlabelled rows", "d:"),
                                         (both, "the same, each text as far as it must", "P-")):  # fmt: skip
                 if curve:

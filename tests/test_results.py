@@ -105,7 +105,7 @@ def test_the_stages_benchmark_narrows_encoders(
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     folders = make_data(tmp_path, train=90, validation=40, test=40)
     base = save_base(tmp_path / "base", max_position_embeddings=128, intermediate_size=256)
-    methods = ["short", "start", "dense", "heads", "narrow", "taught", "both"]
+    methods = ["short", "start", "dense", "heads", "narrow", "chosen", "taught", "both"]
     words = ["run", "--base", base, *folders, "--datasets", "imdb", "--seeds", "0", "--rows", "60", "--epochs", "1"]
     monkeypatch.setattr(sys, "argv", ["stages.py", *map(str, words), "--methods", *methods])
     runpy.run_path(str(ROOT / "benchmarks" / "stages.py"), run_name="__main__")
