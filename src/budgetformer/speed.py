@@ -107,12 +107,12 @@ def _prepare(run: Run, dense: Run, budget: str | None, folder: Path) -> dict[str
     """What to open and its budget, for each engine."""
     if run.exported or dense.exported:
         raise UsageError(f"{run.folder if run.exported else dense.folder} is an export: give the run itself")
-    from budgetformer.export.run import layers_graph, skips_heads
+    from budgetformer.export.run import layers_graph, narrowed, skips_heads
 
-    plain = write_dense(run, dense, folder)
+    dial, plain = run.budget(budget), write_dense(run, dense, folder)
     staged, int8 = folder / "staged", folder / "staged-int8"
     run.export(staged, budget=budget)
-    (folder / _JOINED).write_bytes(layers_graph(run.model, run.budget(budget)).SerializeToString())
+    (folder / _JOINED).write_bytes(layers_graph(narrowed(run.model, dial), dial).SerializeToString())
     run.export(int8, budget=budget, int8=True)
     engines = {
         "torch dense": (plain, None),

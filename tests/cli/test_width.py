@@ -14,11 +14,10 @@ from budgetformer.runs.run import Run
 FEW = ["--epochs", "1", "--set", "dense_epochs=1", "--max-length", "16", "--set", "model.gates.kind=order"]
 
 
-@pytest.fixture(scope="module", params=["order", "ranked"])
-def run(reviews: Path, base: Path, tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
+@pytest.fixture(scope="module")
+def run(reviews: Path, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("width") / "run"
-    gates = ["--set", f"model.gates.kind={request.param}", "--set", "model.gates.group_size=16"]
-    assert command("train", reviews, "--base", base, "-o", folder, *FEW, *gates) == 0
+    assert command("train", reviews, "--base", base, "-o", folder, *FEW, "--set", "model.gates.group_size=16") == 0
     return folder
 
 
@@ -56,6 +55,19 @@ def test_a_frozen_run_and_graphs_have_the_budgets_units_alone(
         ratios.append(json.loads(capsys.readouterr().out)["evaluations"][0]["cost"]["flops_ratio"])
     assert ratios[0] == pytest.approx(ratios[1])
     assert ratios[0] < 0.75 * ratios[2]
+
+
+def test_groups_that_texts_choose_are_trained_scored_and_frozen_but_not_put_in_graphs(
+    reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, gates = tmp_path / "run", ["--set", "model.gates.kind=ranked", "--set", "model.gates.group_size=16"]
+    assert command("train", reviews, "--base", base, "-o", run, *FEW, *gates) == 0
+    assert json.loads((run / "evaluation.json").read_text())["test"]["budget"]["groups"] == 3
+    assert command("export", run, "--format", "torch", "--budget", "0.5", "-o", tmp_path / "narrow") == 0
+    capsys.readouterr()
+    assert command("export", run, "-o", tmp_path / "graphs") == 2
+    assert "a graph cannot choose feed-forward groups by text" in capsys.readouterr().err
+    assert command("export", run, "-o", tmp_path / "all", "--budget", "full") == 0
 
 
 def test_wrong_sizes_are_named(reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -104,7 +104,8 @@ def test_gradients_through_some_groups_equal_the_definitions(kind: str, budget: 
     gradients = []
     for evaluate in (definition, selective):
         model.zero_grad()
-        with patch.object(BudgetedFeedForward, "evaluate", evaluate):
+        free = patch.object(feedforward, "costs_on", lambda _: FREE)
+        with patch.object(BudgetedFeedForward, "evaluate", evaluate), free:
             model(ids, mask, budget=budget, progress=1.0).logits.square().sum().backward()
         # Gates learn from all units, by the definition: the fast path has none of their gradients.
         parameters = {n: p for n, p in model.named_parameters() if ".allocator." not in n}

@@ -57,6 +57,29 @@ def good(tokens: int = 2) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def test_a_client_that_leaves_during_its_upload_is_no_error_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    answers: list[dict[str, Any]] = []
+
+    async def main() -> None:
+        async def receive() -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            answers.append(message)
+
+        app = make_app(ToyEngine(), SMALL)
+        async with running(app) as client:
+            headers = [(b"host", b"127.0.0.1"), (b"content-type", b"application/json"), (b"content-length", b"9")]
+            scope = {"type": "http", "method": "POST", "path": "/predict", "headers": headers, "query_string": b""}
+            await app(scope, receive, send)
+            _, _, metrics = await client.send("GET", "/metrics")
+            assert b'"499"' in metrics
+
+    asyncio.run(main())
+    assert answers[0]["status"] == 499
+    assert caplog.records == []
+
+
 def test_one_text() -> None:
     answer = {"predictions": [good()], "model": "0" * 16, "budget": "learned"}
     assert post({"text": "good film"}) == (200, answer)

@@ -45,7 +45,8 @@ def play(scene: Callable[[Callable[[], Awaitable[Streams]]], Awaitable[None]]) -
             server = await asyncio.get_running_loop().create_server(
                 lambda: Connection(config, state, {}), sock=listening, backlog=100
             )
-            await scene(lambda: asyncio.open_connection(*listening.getsockname()))
+            async with asyncio.timeout(30):
+                await scene(lambda: asyncio.open_connection(*listening.getsockname()))
             server.close()
 
     with asyncio.Runner(loop_factory=Loop) as runner:
@@ -83,10 +84,14 @@ def test_a_header_that_does_not_come_ends_the_connection(monkeypatch: pytest.Mon
 
 def test_a_header_without_end_is_refused_before_it_fills_memory() -> None:
     async def scene(connect: Callable[[], Awaitable[Streams]]) -> None:
-        streams = reader, writer = await connect()
-        assert await answered(streams)  # what came with earlier requests does not count
-        writer.write(HALF + b"\r\nX-Long: " + b"x" * connections.HEADER_BYTES)
-        assert (await reader.read()).startswith(b"HTTP/1.1 400 Bad Request")
+        reader, writer = await connect()
+        writer.write(HALF + b"\r\nX-Long: ")
+        for _ in range(1000):
+            if reader.at_eof() or reader.exception():
+                break
+            writer.write(b"x" * 10_000)
+            await asyncio.sleep(0.001)
+        assert reader.at_eof() or reader.exception(), "ten megabytes of header were read"
         writer.close()
 
     play(scene)
@@ -118,8 +123,6 @@ def test_a_request_that_asks_for_another_protocol_is_answered_in_this_one() -> N
                 await asyncio.sleep(0.01)
             assert b"hello" in await reader.readuntil(b"ok")
         assert await answered((reader, writer))
-        writer.write(b"CONNECT example.org:443 HTTP/1.1\r\nHost: example.org\r\n\r\n")
-        assert (await reader.read()).startswith(b"HTTP/1.1 400")
         writer.close()
 
     play(scene)

@@ -58,9 +58,20 @@ def test_an_estimate_that_keeps_texts_out_fades() -> None:
         pace.fade(1)
     pace.fade(1)
     assert pace.expect(1, 100) == pytest.approx(at_first / 2)
-    clock.now += 10
-    pace.fade(1)
-    assert pace.expect(1, 100) == pytest.approx(at_first / 2**11)
+    clock.now += 1000
+    pace.fade(1)  # one text after a quiet time does not forget everything
+    assert pace.expect(1, 100) == pytest.approx(at_first / 2**1.25)
+
+
+def test_an_estimate_fades_while_other_sizes_are_learnt() -> None:
+    clock = Time()
+    pace = Pace(clock)
+    pace.learn(1, 512, 0.2)
+    for _ in range(100):
+        clock.now += 0.1
+        pace.learn(1, 16, 0.001)
+        pace.fade(1)
+    assert pace.expect(1, 512) < 0.001
 
 
 def rows_due(*dues: float | None, tokens: int = 10) -> list[Row]:

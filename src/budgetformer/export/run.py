@@ -133,6 +133,11 @@ def narrowed(model: BudgetFormerForSequenceClassification, dial: Dial) -> Budget
     config, budget, prices = model.config, dial.heads, model.prices if model.ranked_gates else None
     if prices is None or budget.mode in ("full", "random"):
         return model
+    if config.gate.per_input:
+        raise UsageError(
+            f"--budget {dial}: a graph cannot choose feed-forward groups by text, as gates of the kind {config.kind!r} "
+            "do; give --budget full, freeze the run first (--format torch), or train with model.gates.kind=order"
+        )
     dials, _ = model._dials(budget, 1, progress := config.training_progress)
     x_11D, gates = torch.zeros(1, 1, config.hidden_size), zip(model.ranked_gates, dials, strict=True)
     with torch.inference_mode():

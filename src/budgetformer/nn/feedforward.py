@@ -1,6 +1,7 @@
 """A feed-forward layer whose neurons are in groups of neighbours, which are left out as heads are.
 
-Shapes: B samples, N tokens, D model width, I neurons, G groups. `mask` is padding: True on real tokens.
+Shapes: B samples, N tokens, D model width, I neurons, G groups; R rows (the tokens of all samples), in a block r rows
+and C neurons. `mask` is padding: True on real tokens.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 
 from budgetformer.nn.allocation import Budget, HeadAllocator
 from budgetformer.nn.ranking import FrozenHeads
-from budgetformer.nn.selective import Block, blocks_of, costs_on, real_tokens
+from budgetformer.nn.selective import Block, blocks_of, costs_on, exporting, real_tokens
 
 
 class BudgetedFeedForward(nn.Module):
@@ -47,6 +48,9 @@ class BudgetedFeedForward(nn.Module):
         active_BG, weights_BG = allocation.active, allocation.weights
         if weights_BG is None:
             return self.evaluate(x_BND, None), active_BG.float()
+        if exporting():  # a graph must not hold what the example's texts chose
+            every = not self.allocator.per_input and bool(active_BG.all())
+            return self.evaluate(x_BND, None if every else weights_BG), weights_BG
         if self.training or torch.is_grad_enabled():
             return self.evaluate(x_BND, weights_BG), weights_BG
         return self.evaluate_active(x_BND, mask_BN, active_BG), weights_BG
@@ -65,33 +69,32 @@ class BudgetedFeedForward(nn.Module):
     def evaluate_active(self, x_BND: Tensor, mask_BN: Tensor | None, active_BG: Tensor) -> Tensor:
         """The same on real tokens, with each sample's active groups alone, at weight 1; all where that is cheaper."""
         B, N, D = x_BND.shape
+        used, spans = active_BG, real_tokens(mask_BN, B, N) or real_tokens(None, B, N)
         if bool((active_BG == active_BG[:1]).all()):
-            return self.evaluate_blocks(x_BND, blocks_of((tuple(active_BG[0].tolist()),), (range(B),)))
-        spans = real_tokens(mask_BN, B, N) or real_tokens(None, B, N)
+            used, spans = active_BG[:1], (range(B * N),)
         assert spans is not None
-        blocks = blocks_of(tuple(map(tuple, active_BG.tolist())), spans)
-        if self._cost(blocks, D, x_BND.device.type) >= 0.9 * 2 * (1 + self.parts) * B * N * D * self._neurons:
-            return self.evaluate(x_BND, active_BG.float())
+        blocks = blocks_of(tuple(map(tuple, used.tolist())), spans)
+        if self._cost(blocks, D, x_BND.device.type) >= 2 * (1 + self.parts) * B * N * D * self._neurons:
+            return self.evaluate(x_BND, None if bool(active_BG.all()) else active_BG.float())
         return self.evaluate_blocks(x_BND.reshape(B * N, D), blocks).view(B, N, D)
 
-    def evaluate_blocks(self, x: Tensor, blocks: Sequence[Block]) -> Tensor:
-        """Neighbouring groups together, on views of the weights; the rows of `x` (its first dimension) in no block get
-        the bias."""
-        y = None
+    def evaluate_blocks(self, x_RD: Tensor, blocks: Sequence[Block]) -> Tensor:
+        """Neighbouring groups together, on views of the weights; the rows of `x_RD` in no block get the bias."""
+        y_RD = None
         for first, last, _, runs, _ in blocks:
-            neurons, every = slice(first * self.size, last * self.size), runs == [slice(0, len(x))]
-            rows = x if every else torch.cat([x[run] for run in runs])
+            neurons = slice(first * self.size, last * self.size)
+            x_rD = x_RD[runs[0]] if len(runs) == 1 else torch.cat([x_RD[run] for run in runs])
             bias = None if self.inner.bias is None else self._rows(self.inner.bias, neurons)
-            h = self._activate(F.linear(rows, self._rows(self.inner.weight, neurons), bias))
-            if every and y is None:
-                y = F.linear(h, self.outer.weight[:, neurons], self.outer.bias)
+            h_rC = self._activate(F.linear(x_rD, self._rows(self.inner.weight, neurons), bias))
+            if y_RD is None and len(x_rD) == len(x_RD):
+                y_RD = F.linear(h_rC, self.outer.weight[:, neurons], self.outer.bias)
                 continue
-            part, row = F.linear(h, self.outer.weight[:, neurons]), 0
-            y = self._bias(x).to(part.dtype, copy=True) if y is None else y
+            part_rD, row = F.linear(h_rC, self.outer.weight[:, neurons]), 0
+            y_RD = self._bias(x_RD).to(part_rD.dtype, copy=True) if y_RD is None else y_RD
             for run in runs:
-                y[run] += part[row : row + run.stop - run.start]
+                y_RD[run] += part_rD[row : row + run.stop - run.start]
                 row += run.stop - run.start
-        return self._bias(x) if y is None else y
+        return self._bias(x_RD) if y_RD is None else y_RD
 
     @property
     def _neurons(self) -> int:

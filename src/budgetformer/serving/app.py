@@ -14,7 +14,7 @@ from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -24,7 +24,7 @@ from budgetformer.dial import Dial
 from budgetformer.errors import UsageError
 from budgetformer.explain import page as explain_page
 from budgetformer.serving import messages
-from budgetformer.serving.messages import HeadBody, PredictBody, Refusal, TextBody, responses
+from budgetformer.serving.messages import HeadBody, PredictBody, Refusal, TextBody, client_closed, responses
 from budgetformer.serving.middleware import Admission
 from budgetformer.serving.service import Engine, Service, Text
 from budgetformer.serving.settings import KEY, Settings
@@ -156,6 +156,8 @@ def _direct(endpoint: Callable[[Body, Request], Awaitable[Response]], model: typ
             response = await endpoint(_read(model, await request.body(), _media_type(request)), request)
         except (HTTPException, TextError, RequestValidationError) as error:
             raise _refusal(request, error) from None
+        except ClientDisconnect:
+            raise client_closed() from None
         await response(scope, receive, send)
 
     return app
@@ -163,17 +165,17 @@ def _direct(endpoint: Callable[[Body, Request], Awaitable[Response]], model: typ
 
 def _read(model: type[Body], raw: bytes, media_type: str) -> Body:
     """A request's body as FastAPI reads it, with its errors."""
-    fields: Any = raw or None
+    if not raw:
+        raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required"}])
+    fields: Any = raw
     kind, _, subtype = media_type.partition("/")
-    if raw and kind == "application" and (subtype == "json" or subtype.endswith("+json")):
+    if kind == "application" and (subtype == "json" or subtype.endswith("+json")):
         try:
             fields = json.loads(raw)
         except json.JSONDecodeError as error:
             raise RequestValidationError([{"type": "json_invalid", "loc": ("body", error.pos)}]) from None
         except (ValueError, RecursionError):
             raise HTTPException(400) from None
-    if fields is None:
-        raise RequestValidationError([{"type": "missing", "loc": ("body",), "msg": "Field required"}])
     try:
         return model.model_validate(fields, from_attributes=True)
     except ValidationError as error:

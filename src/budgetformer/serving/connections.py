@@ -5,15 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
-import sys
 import time
 from typing import Any
 
-from httptools import HttpRequestParser
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 HEADER_SECONDS = 10.0
-HEADER_BYTES = 65_536  # of one request; the parser itself has no limit
 LINES_A_MINUTE = 10  # that one place in the code may log
 _MOST = 2048  # connections of a process, where its file limit allows them
 _AT_ONCE = 16  # connections that are accepted in one turn of the loop
@@ -41,21 +39,19 @@ def most_connections() -> int:
     return _MOST if files == resource.RLIM_INFINITY else max(1, min(_MOST, files - _RESERVED))
 
 
-class Connection(HttpToolsProtocol):
-    """A connection that is closed if a header takes too long or is too large, or if it waits for one and a newer
-    connection needs its place."""
+class Connection(H11Protocol):
+    """A connection that is closed if a header takes too long, or if it waits for one and a newer needs its place."""
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self.since = self.loop.time()  # of its beginning, or of its last answer
-        self._in_body = False  # from the end of a header on
-        self._header_bytes = 0
         self._timer: asyncio.TimerHandle | None = None
 
     @property
     def waits(self) -> bool:
         """Whether it is open, and no request is unanswered whose header is complete."""
-        return (self.cycle is None or self.cycle.response_complete) and not self.transport.is_closing()
+        answered = self.conn.their_state is h11.IDLE or (self.cycle is not None and self.cycle.response_complete)
+        return answered and not self.transport.is_closing()
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -66,37 +62,8 @@ class Connection(HttpToolsProtocol):
                 min((other for other in others if other.waits), key=lambda other: other.since).transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        self._data = data
-        self._header_bytes = 0 if self._in_body else self._header_bytes + len(data)
         super().data_received(data)
-        if not self._in_body and self._header_bytes > HEADER_BYTES and not self.transport.is_closing():
-            self.send_400_response(f"The header has more than {HEADER_BYTES} bytes.")
         self._time_header()
-
-    def _should_upgrade(self) -> bool:
-        return True  # to `handle_websocket_upgrade`
-
-    def handle_websocket_upgrade(self) -> None:
-        """Read a request that asks for another protocol (Java's client asks for h2c) again as one that does not.
-
-        The parser has stopped at its header, and would not see its body.
-        """
-        if self.scope["method"] == "CONNECT":
-            self.send_400_response("Invalid HTTP request received.")
-            return
-        (parsed,) = sys.exc_info()[1].args  # type: ignore[union-attr]  # how much of the data, by HttpParserUpgrade
-        first = b"%s %s HTTP/1.1" % (self.scope["method"].encode(), self.url)
-        header = [first, *(b"%s: %s" % field for field in self.headers if field[0] != b"upgrade"), b"", b""]
-        self.parser = HttpRequestParser(self)
-        super().data_received(b"\r\n".join(header) + self._data[parsed:])
-
-    def on_headers_complete(self) -> None:
-        self._in_body = True
-        super().on_headers_complete()
-
-    def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_body, self._header_bytes = False, 0
 
     def on_response_complete(self) -> None:
         self.since = self.loop.time()

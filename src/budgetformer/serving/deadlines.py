@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,15 @@ from budgetformer.serving.batcher import Row
 
 _GAIN, _SPREAD_GAIN, _SPREADS = 1 / 8, 1 / 4, 4  # as TCP estimates a round trip
 _HALF_LIFE = 1.0  # seconds of an estimate that keeps texts out: one bad moment must not keep them out for good
+_FADE_AT_ONCE = 0.25  # at most so many seconds fade with one text, or the first after a quiet hour would forget all
+
+
+class Estimate(NamedTuple):
+    """What a stage takes for texts of one size, in seconds, and when it was last learnt or faded."""
+
+    mean: float
+    spread: float  # mean deviation
+    since: float
 
 
 class Pace:
@@ -23,18 +32,15 @@ class Pace:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._seen: dict[int, dict[int, tuple[float, float]]] = {}  # by stage and by the tokens' power of two
-        self._since: dict[int, float] = {}  # when a stage was last learnt of, or faded
+        self._seen: dict[int, dict[int, Estimate]] = {}  # by stage and by the tokens' power of two
 
     def learn(self, stage: int, tokens: int, seconds: float) -> None:
-        sizes, size = self._seen.setdefault(stage, {}), tokens.bit_length()
-        self._since[stage] = self._clock()
-        if size not in sizes:
-            sizes[size] = seconds, seconds / 2
-            return
-        mean, spread = sizes[size]
+        sizes, size, now = self._seen.setdefault(stage, {}), tokens.bit_length(), self._clock()
+        mean, spread, _ = sizes.get(size, (seconds, seconds / 2, now))
         error = seconds - mean
-        sizes[size] = mean + _GAIN * error, spread + _SPREAD_GAIN * (abs(error) - spread)
+        if size in sizes:
+            mean, spread = mean + _GAIN * error, spread + _SPREAD_GAIN * (abs(error) - spread)
+        sizes[size] = Estimate(mean, spread, now)
 
     def expect(self, stage: int, tokens: int) -> float:
         """The seconds within which a stage ends as a rule; 0 before it was seen. Other sizes are scaled by tokens."""
@@ -42,16 +48,14 @@ class Pace:
             return 0.0
         size = tokens.bit_length()
         nearest = min(sizes, key=lambda other: abs(other - size))
-        mean, spread = sizes[nearest]
-        return (mean + _SPREADS * spread) * 2.0 ** (size - nearest)
+        return (sizes[nearest].mean + _SPREADS * sizes[nearest].spread) * 2.0 ** (size - nearest)
 
     def fade(self, stage: int) -> None:
-        """Expect less of a stage that texts did not enter: half as long for each second without news of it."""
-        now = self._clock()
-        left = 0.5 ** ((now - self._since.get(stage, now)) / _HALF_LIFE)
-        self._since[stage] = now
-        for size, (mean, spread) in list(self._seen.get(stage, {}).items()):  # another thread may learn a new size
-            self._seen[stage][size] = mean * left, spread * left
+        """Expect less of a stage that a text did not enter: half as long after a second without news of its size."""
+        now, sizes = self._clock(), self._seen.get(stage, {})
+        for size, (mean, spread, since) in list(sizes.items()):  # another thread may learn a new size
+            left = 0.5 ** (min(now - since, _FADE_AT_ONCE) / _HALF_LIFE)
+            sizes[size] = Estimate(mean * left, spread * left, now)
 
 
 class Watch:

@@ -192,6 +192,11 @@ def busy(code: str, message: str) -> Refusal:
     return Refusal(503, code, message, "try again after the seconds in Retry-After", {"Retry-After": "1"})
 
 
+def client_closed() -> Refusal:
+    """What is counted where a client left; nobody reads it."""
+    return Refusal(499, "client_closed", "the client went away", "wait for the answer")
+
+
 def too_late() -> Refusal:
     """What a text gets whose deadline came before its first answer."""
     hint = "give a longer deadline_ms, or serve a model with a stage of words"

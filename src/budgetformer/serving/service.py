@@ -29,7 +29,7 @@ from budgetformer.explain import Explainer, describe, slider, stored_examples
 from budgetformer.runs.run import Run
 from budgetformer.serving.batcher import Batcher, Encoded, Row
 from budgetformer.serving.deadlines import Pace, Watch
-from budgetformer.serving.messages import Info, Refusal, busy, too_late
+from budgetformer.serving.messages import Info, Refusal, busy, client_closed, too_late
 from budgetformer.serving.metrics import Metrics
 from budgetformer.serving.settings import Settings
 
@@ -201,7 +201,7 @@ class Service:
             if work.done():
                 return work.result()
             if gone.done():
-                raise Refusal(499, "client_closed", "the client went away", "wait for the answer")
+                raise client_closed()
             raise Refusal(
                 504, "timeout", f"no answer within {self.settings.timeout:g} s", "send fewer texts, or try again later"
             )
