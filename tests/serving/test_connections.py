@@ -104,9 +104,12 @@ def test_a_body_that_trickles_in_after_its_answer_ends_the_connection(monkeypatc
         reader, writer = await connect()
         writer.write(b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100000\r\n\r\n")
         await reader.readuntil(b"ok")
+        sent = 0
         while not (reader.at_eof() or reader.exception()):
             writer.write(b"x")
+            sent += 1
             await asyncio.sleep(0.002)
+        assert sent < 100_000  # it did not end because the body did
         writer.close()
 
     play(scene)
