@@ -69,9 +69,9 @@ class BudgetedFeedForward(nn.Module):
     def evaluate_active(self, x_BND: Tensor, mask_BN: Tensor | None, active_BG: Tensor) -> Tensor:
         """The same on real tokens, with each sample's active groups alone, at weight 1; all where that is cheaper."""
         B, N, D = x_BND.shape
-        used, spans = active_BG, real_tokens(mask_BN, B, N) or real_tokens(None, B, N)
-        if bool((active_BG == active_BG[:1]).all()):
-            used, spans = active_BG[:1], (range(B * N),)
+        used, spans = active_BG[:1], real_tokens(None, 1, B * N)
+        if bool((active_BG != used).any()):
+            used, spans = active_BG, real_tokens(mask_BN, B, N) or real_tokens(None, B, N)
         assert spans is not None
         blocks = blocks_of(tuple(map(tuple, used.tolist())), spans)
         if self._cost(blocks, D, x_BND.device.type) >= 2 * (1 + self.parts) * B * N * D * self._neurons:

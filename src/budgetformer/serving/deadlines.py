@@ -36,11 +36,12 @@ class Pace:
 
     def learn(self, stage: int, tokens: int, seconds: float) -> None:
         sizes, size, now = self._seen.setdefault(stage, {}), tokens.bit_length(), self._clock()
-        mean, spread, _ = sizes.get(size, (seconds, seconds / 2, now))
+        if size not in sizes:
+            sizes[size] = Estimate(seconds, seconds / 2, now)
+            return
+        mean, spread, _ = sizes[size]
         error = seconds - mean
-        if size in sizes:
-            mean, spread = mean + _GAIN * error, spread + _SPREAD_GAIN * (abs(error) - spread)
-        sizes[size] = Estimate(mean, spread, now)
+        sizes[size] = Estimate(mean + _GAIN * error, spread + _SPREAD_GAIN * (abs(error) - spread), now)
 
     def expect(self, stage: int, tokens: int) -> float:
         """The seconds within which a stage ends as a rule; 0 before it was seen. Other sizes are scaled by tokens."""
