@@ -13,8 +13,10 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
   heads     no words and exits, but heads in a learned order, distilled from `start`; scored at shares of their cost
   narrow    the same with heads and groups of feed-forward neurons in one order
   chosen    `narrow`, each text with heads and groups of its own
-  taught    `narrow`, with the data set's other training rows as unlabelled ones: one epoch
-  both      `taught` with words and exits: half as wide, and each text as far as it must; scored as `staged`
+  both      `narrow` with words and exits: half as wide, and each text as far as it must; scored as `staged` at that
+            width, and with every text to the end at several widths
+  taught    `both`, with the data set's other training rows as unlabelled ones: one epoch
+  dense-taught  `dense` with those rows, for as many steps as `taught`
   tfidf     TF-IDF of words and pairs of them with logistic regression
 Every point is compared with `dense` of its seed row by row, where --runs has it.
 Speed is `budgetformer bench RUN --what engines`.
@@ -53,12 +55,13 @@ from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
 GROUPS: dict[str, Any] = {"kind": "order", "group_size": 64}
-NARROW = {"heads": {"kind": "order"}, "narrow": GROUPS, "chosen": {**GROUPS, "kind": "ranked"}, "taught": GROUPS,
-          "both": GROUPS}  # fmt: skip
-METHODS = ("start", "dense", "staged", "short", *NARROW, "tfidf")
+NARROW = {"heads": {"kind": "order"}, "narrow": GROUPS, "chosen": {**GROUPS, "kind": "ranked"}, "both": GROUPS,
+          "taught": GROUPS}  # fmt: skip
+METHODS = ("start", "dense", "staged", "short", *NARROW, "dense-taught", "tfidf")
+EXITS, TAUGHT = ("staged", "both", "taught"), ("taught", "dense-taught")
 LENGTH = {"ag_news": 128, "imdb": 128, "snli": 64}  # 128 is the default of --base
 SHARES = (0.05, 0.1, 0.13, 0.15, 0.2, 0.3, 0.43, 0.5, 0.65, 0.8)
-WIDTHS = (0.3, 0.4, 0.5, 0.6, 0.75)
+WIDTHS = (0.3, 0.4, 0.5, 0.75)
 
 
 def recipe(options: argparse.Namespace, dataset: str, base: Path | str, epochs: int, **model: Any) -> Recipe:
@@ -139,13 +142,12 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     if method == "start":
         return {"points": [], "training_seconds": trained}
     test = TestRows(options, dataset, runs)
-    if method in ("staged", "both"):
-        points = list(test.staged(model, "" if method == "staged" else f"{method} "))
-    elif method in NARROW:
+    points = list(test.staged(model, "" if method == "staged" else f"{method} ")) if method in EXITS else []
+    if method in NARROW:
         scored = ((share, test.score(model, f"mean:{share}")) for share in WIDTHS)
-        points = [test.point(f"{method} {share:g}", scores, cost_of(scores, model.config.spec)["flops_ratio"])
-                  for share, scores in scored]  # fmt: skip
-    else:
+        points += [test.point(f"{method}, width {share:g}", scores, cost_of(scores, model.config.spec)["flops_ratio"])
+                   for share, scores in scored]  # fmt: skip
+    elif not points:
         layers = model.config.num_hidden_layers / AutoConfig.from_pretrained(options.base).num_hidden_layers
         points = [test.point(method, test.score(model, "full"), layers)]
     return {"points": points, "training_seconds": trained}
@@ -160,16 +162,15 @@ def train(options: argparse.Namespace, dataset: str, method: str, seed: int) -> 
     elif method == "short":
         base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short")
         chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
-    elif method in NARROW:
-        gates = {"target_budget": 0.5, "budget_low": 0.4, **NARROW[method]}
-        options_of_model = {"gates": gates, "exits": {"start": 0.0} if method == "both" else None,
-                            "distill_weight": 1.0, "distill_layers": 1.0}  # fmt: skip
-        if method in ("taught", "both"):
-            data, epochs = replace(data, unlabelled=str(unlabelled(options, dataset))), 1
-        chosen = recipe(options, dataset, runs / "start", epochs, **options_of_model)
     else:
-        exits = None if method == "dense" else {"start": 0.0}
-        chosen = recipe(options, dataset, runs / "start", epochs, **dense, exits=exits)
+        of_model: dict[str, Any] = {**dense, "exits": {"start": 0.0} if method in EXITS else None}
+        if method in NARROW:
+            of_model["gates"] = {"target_budget": 0.5, "budget_low": 0.4, **NARROW[method]}
+            of_model |= {"distill_weight": 1.0, "distill_layers": 1.0}
+        if method in TAUGHT:
+            of_model["distill_weight"] = 1.0
+            data, epochs = replace(data, unlabelled=str(unlabelled(options, dataset))), 1
+        chosen = recipe(options, dataset, runs / "start", epochs, **of_model)
     train_run(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
     return runs / method
 
@@ -226,17 +227,17 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
 
             shares = [f"{share:g}" for share in SHARES]
             budgets = line([*shares, "learned", "full"])
-            both = line([f"both {share}" for share in (*shares, "learned")])
+            both, taught = (line([f"{name} {share}" for share in (*shares, "learned")]) for name in ("both", "taught"))
             static = line([name for name in rows if name.startswith("everyone at")])
-            narrow = {method: line([f"{method} {share:g}" for share in WIDTHS]) for method in NARROW}
+            narrow = {method: line([f"{method}, width {share:g}" for share in WIDTHS]) for method in NARROW}
             for curve, label, style in ((budgets, "each text as far as it must", "o-"),
                                         (static, "every text to the same stage", "s--"),
                                         (line(["short"]), "a smaller dense model", "*"),
                                         (narrow["heads"], "fewer heads", "v:"),
                                         (narrow["narrow"], "fewer heads and neurons", "^:"),
                                         (narrow["chosen"], "the same, by text", "<:"),
-                                        (narrow["taught"], "the same, with unlabelled rows", "d:"),
-                                        (both, "the same, each text as far as it must", "P-")):  # fmt: skip
+                                        (both, "fewer heads and neurons, each text as far as it must", "P-"),
+                                        (taught, "the same, with unlabelled rows", "d-")):  # fmt: skip
                 if curve:
                     axes.plot(*zip(*curve, strict=True), style, markersize=4, label=label)
             for name, label, style in (("dense", "dense", "-"), ("tfidf", "TF-IDF", ":")):
