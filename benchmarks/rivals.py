@@ -58,7 +58,7 @@ def trained(options: Namespace, dataset: str, method: str, seed: int) -> tuple[P
     for name in ("start", method):
         file = folder / name / "run.json"
         if not file.exists() or json.loads(file.read_text(encoding="utf-8"))["status"] != "done":
-            train(options, dataset, name, seed)
+            train(options, dataset, name, folder)
         seconds += json.loads(file.read_text(encoding="utf-8"))["training"]["seconds"]
     return folder / method, seconds
 

@@ -11,12 +11,15 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
             stopped at one stage (static truncation, words included)
   short     a smaller dense model: the encoder's first third of layers, fine-tuned for as many steps as `dense`
   heads     no words and exits, but heads in a learned order, distilled from `start`; scored at shares of their cost
-  narrow    the same with heads and groups of feed-forward neurons in one order
+  groups    the same with groups of feed-forward neurons alone
+  narrow    the same with heads and groups in one order
+  untrained the order of `narrow` before training, applied to `start`
   chosen    `narrow`, each text with heads and groups of its own
   both      `narrow` with words and exits: half as wide, and each text as far as it must; scored as `staged` at that
             width, and with every text to the end at several widths
   taught    `both`, with the data set's other training rows as unlabelled ones: one epoch
   dense-taught  `dense` with those rows, for as many steps as `taught`
+  short-taught  the first half of the layers of `start`, trained on as long on those rows, under the labels of `start`
   tfidf     TF-IDF of words and pairs of them with logistic regression
 Every point is compared with `dense` of its seed row by row, where --runs has it.
 Speed is `budgetformer bench RUN --what engines`.
@@ -39,6 +42,7 @@ from retrofit import opened, run_cells, source, tfidf
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from budgetformer.data.dataset import open_data
+from budgetformer.data.locate import DataSource
 from budgetformer.data.tokenizer import load_tokenizer
 from budgetformer.data.tokens import encode_split
 from budgetformer.dial import Dial
@@ -46,18 +50,22 @@ from budgetformer.engine.scores import Scores, cost_shares, leave_early, score, 
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.evaluate import cost_of, is_correct, proportion
 from budgetformer.exits import same_answer
+from budgetformer.models.importance import rank_heads
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
+from budgetformer.models.model import retrofit
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
+from budgetformer.runs.run import Run
+from budgetformer.training.pretrained import sample_batches
 from budgetformer.training.recipe import Recipe
 from budgetformer.training.run import train_run
 from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
 GROUPS: dict[str, Any] = {"kind": "order", "group_size": 64}
-NARROW = {"heads": {"kind": "order"}, "narrow": GROUPS, "chosen": {**GROUPS, "kind": "ranked"}, "both": GROUPS,
-          "taught": GROUPS}  # fmt: skip
-METHODS = ("start", "dense", "staged", "short", *NARROW, "dense-taught", "tfidf")
+NARROW = {"heads": {"kind": "order"}, "groups": {**GROUPS, "keep_heads": True}, "narrow": GROUPS, "untrained": GROUPS,
+          "chosen": {**GROUPS, "kind": "ranked"}, "both": GROUPS, "taught": GROUPS}  # fmt: skip
+METHODS = ("start", "dense", "staged", "short", *NARROW, "dense-taught", "short-taught", "tfidf")
 EXITS, TAUGHT = ("staged", "both", "taught"), ("taught", "dense-taught")
 LENGTH = {"ag_news": 128, "imdb": 128, "snli": 64}  # 128 is the default of --base
 SHARES = (0.05, 0.1, 0.13, 0.15, 0.2, 0.3, 0.43, 0.5, 0.65, 0.8)
@@ -72,18 +80,19 @@ def recipe(options: argparse.Namespace, dataset: str, base: Path | str, epochs: 
     )  # fmt: skip
 
 
-def shortened(base: Path, target: Path) -> Path:
-    """The encoder with its first third of layers, in a directory of its own."""
+def shortened(base: Path, target: Path, part: int) -> Path:
+    """An encoder with the first `1 / part` of its layers, in a directory of its own."""
     if not target.exists():
-        model = AutoModelForSequenceClassification.from_pretrained(base)
-        layers = max(1, model.config.num_hidden_layers // 3)
+        model: Any = AutoModelForSequenceClassification.from_pretrained(base)
+        model = model.plain() if isinstance(model, Model) else model
+        layers = max(1, model.config.num_hidden_layers // part)
         model.bert.encoder.layer = model.bert.encoder.layer[:layers]
         model.config.num_hidden_layers = layers
-        part = target.with_name(f"{target.name}.part")
-        model.save_pretrained(part)
+        unfinished = target.with_name(f"{target.name}.part")
+        model.save_pretrained(unfinished)
         for file in base.glob("*token*"):
-            shutil.copy(file, part)
-        part.rename(target)
+            shutil.copy(file, unfinished)
+        unfinished.rename(target)
     return target
 
 
@@ -137,8 +146,9 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     """One method on one data set with one seed."""
     if method == "tfidf":
         return {"points": [{**tfidf(options, dataset), "point": "tfidf"}]}
-    began, runs = time.monotonic(), train(options, dataset, method, seed).parent
-    trained, model = time.monotonic() - began, Model.from_pretrained(runs / method)
+    began, runs = time.monotonic(), Path(options.runs) / dataset / Path(options.base).name / str(seed)
+    model = ranked(options, dataset, runs / "start") if method == "untrained" else train(options, dataset, method, runs)
+    trained = time.monotonic() - began
     if method == "start":
         return {"points": [], "training_seconds": trained}
     test = TestRows(options, dataset, runs)
@@ -153,15 +163,28 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     return {"points": points, "training_seconds": trained}
 
 
-def train(options: argparse.Namespace, dataset: str, method: str, seed: int) -> Path:
-    """Train a method, or go on with it. -> its run"""
-    runs = Path(options.runs) / dataset / Path(options.base).name / str(seed)
+def ranked(options: argparse.Namespace, dataset: str, start: Path) -> Model:
+    """A dense model with its units in the order of their importance."""
+    model, rows = retrofit(Model.from_pretrained(start).plain(), gates=GROUPS), open_data(source(options, dataset))
+    tokenizer = load_tokenizer(start, offline=True).backend_tokenizer
+    table = encode_split(rows.splits["train"], rows, tokenizer, LENGTH.get(dataset, 128))
+    model.config.gates["price_tokens"] = round(float(table.lengths.mean()))
+    rank_heads(model.eval(), sample_batches(table, model, rows=1024))
+    return model
+
+
+def train(options: argparse.Namespace, dataset: str, method: str, runs: Path) -> Model:
+    """Train a method, or go on with it."""
     data, dense, epochs = source(options, dataset), {"gates": {"kind": "all"}}, options.epochs
     if method == "start":
         chosen = recipe(options, dataset, options.base, epochs, **dense, exits=None)
     elif method == "short":
-        base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short")
+        base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short", 3)
         chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
+    elif method == "short-taught":
+        base = shortened(runs / "start", runs / "start-short", 2)
+        data = labelled_by(options, dataset, runs / "start")
+        chosen = recipe(options, dataset, base, 1, **dense, exits=None)
     else:
         of_model: dict[str, Any] = {**dense, "exits": {"start": 0.0} if method in EXITS else None}
         if method in NARROW:
@@ -171,8 +194,8 @@ def train(options: argparse.Namespace, dataset: str, method: str, seed: int) -> 
             of_model["distill_weight"] = 1.0
             data, epochs = replace(data, unlabelled=str(unlabelled(options, dataset))), 1
         chosen = recipe(options, dataset, runs / "start", epochs, **of_model)
-    train_run(data, chosen, runs / method, seed=seed, resume=True, evaluate=False)
-    return runs / method
+    train_run(data, chosen, runs / method, seed=int(runs.name), resume=True, evaluate=False)
+    return Model.from_pretrained(runs / method)
 
 
 def unlabelled(options: argparse.Namespace, dataset: str) -> Path:
@@ -181,8 +204,40 @@ def unlabelled(options: argparse.Namespace, dataset: str) -> Path:
     if not file.exists():
         rows = ({"text": e.text} | ({} if e.text_pair is None else {"text_pair": e.text_pair})
                 for e in opened(options, dataset).splits["train"].examples())  # fmt: skip
-        write_text(file, "".join(json.dumps(row) + "\n" for row in rows))
+        write_text(file, lines(rows))
     return file
+
+
+def labelled_by(options: argparse.Namespace, dataset: str, start: Path) -> DataSource:
+    """The rows that `taught` learns from, those without a label under the label that a run gives them."""
+    folder = start.parent / "labelled"
+    if not folder.exists():
+        run, data = Run.open(start), source(options, dataset)
+        train, validation = (Path(data.data) / f"{split}.jsonl" for split in ("train", "validation"))
+        texts = {text_of(row) for file in (train, validation) for row in rows_of(file)}
+        rows = [row for row in rows_of(unlabelled(options, dataset)) if text_of(row) not in texts]
+        pairs = [row.get("text_pair") for row in rows] if "text_pair" in rows[0] else None
+        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+            answers = run.predict([row["text"] for row in rows], pairs)
+        named = [{**row, "label": label} for row, label in zip(rows, answers.labels, strict=True)]
+        unfinished = folder.with_name("labelled.part")
+        unfinished.mkdir(exist_ok=True)
+        write_text(unfinished / "train.jsonl", lines([*rows_of(train), *named]))
+        shutil.copy(validation, unfinished)
+        unfinished.rename(folder)
+    return DataSource(str(folder))
+
+
+def text_of(row: dict[str, Any]) -> tuple[Any, Any]:
+    return row["text"], row.get("text_pair")
+
+
+def rows_of(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+
+
+def lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def run(options: argparse.Namespace) -> None:

@@ -189,9 +189,13 @@ class BudgetFormerConfig(PreTrainedConfig):
 
     @property
     def groups_price(self) -> float:
-        """What a layer's groups cost, in FLOPs at `price_tokens`, of all that budgets can leave out there."""
+        """What a layer's groups cost of all that budgets can leave out there: as set, or in FLOPs at `price_tokens`."""
+        if not self.groups:
+            return 0.0
+        if (price := self.gates.get("groups_price")) is not None:
+            return float(price)
         attention, inner = 2 * self.hidden_size + self.gates.get("price_tokens", 0), self.intermediate_size
-        return inner / (inner + attention) if self.groups else 0.0
+        return inner / (inner + attention)
 
     def part(self, options: type[Part]) -> Part:
         """The gates' options of one part of the method, as that part's own dataclass."""

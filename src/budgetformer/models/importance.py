@@ -20,6 +20,7 @@ from budgetformer.nn.objective import task_loss
 from budgetformer.nn.ranking import RankedHeads, cumulative_prices, score_above_share, thresholds
 
 Ranking = Literal["importance", "random"]
+_ALWAYS = 1000.0  # a score that no other reaches by training
 
 
 def rank_heads(
@@ -34,7 +35,7 @@ def rank_heads(
     `importance` is Michel et al.'s: the mean size of the gradient of each text's loss by a head's weight, each layer
     scaled to length 1; so too for groups of feed-forward neurons, after the neurons of each layer are sorted by theirs
     (but for a delta, whose base stays as it is). Returns the importance of each gate's units by their price; scores are
-    its ranks, evenly spread over (0, 1).
+    its ranks, evenly spread over (0, 1); with `keep_heads` those of heads are far above.
     """
     if not model.config.gate.ranks_layers:
         raise UsageError(f"gates of the kind {model.config.kind!r} have no order of heads: give ranked or order")
@@ -46,8 +47,9 @@ def rank_heads(
     places = torch.cat(importance).argsort(descending=True).argsort()
     scores = torch.split(1 - (places + 0.5) / len(places), [len(units) for units in importance])
     with torch.no_grad():
-        for gate, score in zip(model.ranked_gates, scores, strict=True):
-            gate.score.copy_(score)
+        for number, (gate, score) in enumerate(zip(model.ranked_gates, scores, strict=True)):
+            always = model.config.gates["keep_heads"] and number < model.config.num_hidden_layers
+            gate.score.copy_(score + _ALWAYS * always)
     return importance
 
 

@@ -51,16 +51,20 @@ class RankingOptions:
     ramp: float = 0.3  # the progress over which budgets fall from 1 to what is asked for
     renormalize: bool = False  # spread the dropped heads' weight over the kept ones
     group_size: int = 0  # feed-forward neurons that are left out together, such as 64; 0: they all run
-    price_tokens: int = 128  # the length of text at which heads and groups are priced
+    keep_heads: bool = False  # groups are left out first; heads only where a budget is less than all of them cost
+    price_tokens: int = 128  # the length of text at which heads and groups are priced, by their FLOPs
+    groups_price: float | None = None  # what a layer's groups cost of all its units, instead; such as by their time
     threshold_offsets: ThresholdOffsets | None = None  # so that mean:X executes X; see models.importance
 
     def __post_init__(self) -> None:
-        for name in ("budget_low", "ramp", "target_budget"):
+        for name in ("budget_low", "ramp", "target_budget", "groups_price"):
             if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
                 raise UsageError(f"{name}={value}: give a number in [0, 1]")
         for name in ("target_weight", "cost_weight", "group_size", "price_tokens"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}: give a number that is not negative")
+        if self.keep_heads and not self.group_size:
+            raise UsageError("keep_heads leaves out groups of neurons alone: give group_size, such as 64")
 
     def ramped_share(self, share: float, progress: float) -> float:
         """The budget at this progress on the way from 1 to `share`."""
