@@ -38,7 +38,7 @@ from budgetformer.data.batches import collate
 from budgetformer.data.dataset import DataSet, open_data
 from budgetformer.data.locate import DEMOS, NAMED, DataSource
 from budgetformer.data.tokenizer import load_tokenizer
-from budgetformer.data.tokens import encode_split
+from budgetformer.data.tokens import TokenTable, encode_split
 from budgetformer.dial import Dial
 from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
@@ -247,14 +247,10 @@ def clock(options: argparse.Namespace) -> None:
         plain, tokenizer = start.plain().eval(), load_tokenizer(runs / "start", offline=True)
         data = opened(options, dataset)
         test = encode_split(data.splits["test"], data, tokenizer.backend_tokenizer, LENGTH.get(dataset, 128))
-        by_length = np.argsort(test.lengths, kind="stable")
         frozen = {f"frozen:{share:g}": model.freeze(share) for share in options.shares}
         for batch in options.batches:
-            first = (len(by_length) - batch) // 2
-            inputs = collate(test, by_length[first : first + batch], model.config.pad_token_id or 0).tensors()
-            tokens = int(inputs["attention_mask"].sum(dim=1).min())  # cut to one length: no padding on either side
-            ids = inputs["input_ids"][:, :tokens]
-            types = inputs["token_type_ids"][:, :tokens] if "token_type_ids" in inputs else torch.zeros_like(ids)
+            ids, types = median_texts(test, batch)
+            tokens = ids.shape[1]
             with torch.inference_mode():
                 executed = {}
                 for share in options.shares:
@@ -279,6 +275,16 @@ def clock(options: argparse.Namespace) -> None:
                     print(dataset, what, batch, tokens, {k: round(v, 2) for k, v in speedup.items()}, flush=True)
         out = {"dataset": dataset, "threads": torch.get_num_threads(), "rows": rows, "environment": environment()}
         write_text(results / f"time-{dataset}.json", json.dumps(out, indent=2) + "\n")
+
+
+def median_texts(test: TokenTable, batch: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids and segments of texts of the median length, cut to one length: no padding on either side."""
+    by_length = np.argsort(test.lengths, kind="stable")
+    first = (len(by_length) - batch) // 2
+    inputs = collate(test, by_length[first : first + batch], 0).tensors()
+    tokens = int(inputs["attention_mask"].sum(dim=1).min())
+    ids = inputs["input_ids"][:, :tokens]
+    return ids, inputs["token_type_ids"][:, :tokens] if "token_type_ids" in inputs else torch.zeros_like(ids)
 
 
 def complete(

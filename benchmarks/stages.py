@@ -1,6 +1,7 @@
 """Words and exits in pretrained encoders against the dense model trained equally long: one JSON a cell, resumable.
 
     python benchmarks/stages.py run --base DIR [--data-dir DIR] [--datasets ag_news imdb snli] [--seeds 0 1 2]
+    python benchmarks/stages.py time --base DIR [--data-dir DIR] [--method taught] [--widths 0.4 0.5]
     python benchmarks/stages.py plot
 
 `run` writes docs/results/stages/DATASET-ENCODER-METHOD-SEED.json and skips what is there; runs themselves go on where
@@ -22,7 +23,8 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
   short-taught  the first half of the layers of `start`, trained on as long on those rows, under the labels of `start`
   tfidf     TF-IDF of words and pairs of them with logistic regression
 Every point is compared with `dense` of its seed row by row, where --runs has it.
-Speed is `budgetformer bench RUN --what engines`.
+`time` compares a method's model, frozen at some widths, every text through all layers, with Hugging Face's own, which
+uses SDPA, on texts of the median length. Speed from text to label is `budgetformer bench RUN --what engines`.
 """
 
 from __future__ import annotations
@@ -33,14 +35,16 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from retrofit import opened, run_cells, source, tfidf
+from retrofit import median_texts, opened, run_cells, source, tfidf
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
+from budgetformer.cost.measure import take_turns
 from budgetformer.data.dataset import open_data
 from budgetformer.data.locate import DataSource
 from budgetformer.data.tokenizer import load_tokenizer
@@ -55,6 +59,7 @@ from budgetformer.models.model import BudgetFormerForSequenceClassification as M
 from budgetformer.models.model import retrofit
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
+from budgetformer.runs.provenance import environment
 from budgetformer.runs.run import Run
 from budgetformer.training.pretrained import sample_batches
 from budgetformer.training.recipe import Recipe
@@ -245,6 +250,28 @@ def run(options: argparse.Namespace) -> None:
     run_cells(options, cell, **facts)
 
 
+def clock(options: argparse.Namespace) -> None:
+    """Times of the first seed's model, frozen, and of Hugging Face's, in turns."""
+    for dataset in options.datasets:
+        runs = Path(options.runs) / dataset / Path(options.base).name / str(options.seeds[0])
+        plain = Model.from_pretrained(runs / "start").plain().eval()
+        model, test, rows = Model.from_pretrained(runs / options.method), TestRows(options, dataset, runs), []
+        frozen = {f"{width:g}": model.freeze(width) for width in options.widths}
+        for batch in options.batches:
+            ids, types = median_texts(test.table, batch)
+            all_stages = {"budget": "exit:0", "words_logits": torch.zeros(batch, model.config.labels)}
+            inputs = {"input_ids": ids, "token_type_ids": types}
+            ways = {"dense": partial(plain, **inputs)}
+            ways |= {n: partial(m, **inputs, **(all_stages if m.config.exits else {})) for n, m in frozen.items()}
+            with torch.inference_mode():
+                ms = take_turns(ways, seconds=options.seconds)
+            speedup = {name: ms["dense"] / value for name, value in ms.items() if name != "dense"}
+            rows.append({"batch": batch, "tokens": ids.shape[1], "ms": ms, "speedup": speedup})
+            print(dataset, batch, ids.shape[1], {k: round(v, 2) for k, v in speedup.items()}, flush=True)
+        out = {"dataset": dataset, "method": options.method, "rows": rows, "environment": environment()}
+        write_text(Path(options.results) / f"time-{dataset}.json", json.dumps(out, indent=2) + "\n")
+
+
 def plot(options: argparse.Namespace) -> None:
     """The table of all points, seeds side by side, and accuracy against cost in curve.svg."""
     results = Path(options.results)
@@ -325,14 +352,20 @@ def add_training_options(sub: argparse.ArgumentParser, datasets: Iterable[str], 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(required=True)
-    for name, verb in (("run", run), ("plot", plot)):
+    for name, verb in (("run", run), ("time", clock), ("plot", plot)):
         sub = verbs.add_parser(name)
         sub.set_defaults(verb=verb)
         sub.add_argument("--results", default="docs/results/stages")
-        if name == "run":
+        if name != "plot":
             add_training_options(sub, LENGTH, epochs=2)
-            sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
             sub.add_argument("--test-precision", choices=("fp32", "bf16"), default="fp32")
+        if name == "run":
+            sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+        if name == "time":
+            sub.add_argument("--method", choices=tuple(NARROW), default="taught")
+            sub.add_argument("--widths", type=float, nargs="+", default=[0.4, 0.5])
+            sub.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
+            sub.add_argument("--seconds", type=float, default=20.0)
     options = parser.parse_args()
     options.verb(options)
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from statistics import median
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
+from budgetformer import bench
 from budgetformer.bench import dense_rivals, memory_row, random_heads, speed_rows
 from budgetformer.cost.flops import Shape, count
 from tests.cli.test_train import command
@@ -63,6 +66,23 @@ def test_rivals_have_one_shape() -> None:
         assert getattr(out, "logits", out).shape == (2, 4)
 
 
+def test_units_are_priced_by_the_time_that_half_of_them_save(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: dict[str, list[int]] = {}
+
+    def times(calls: dict[str, Any], **_: Any) -> dict[str, float]:
+        for name, call in calls.items():
+            y, _ = call()
+            assert y.shape == (2, 5, 32)
+            shapes[name] = [len(module.weight) for module in call.func.children() if isinstance(module, nn.Linear)]
+        return {"head 4": 10.0, "head 2": 7.0, "group 2": 9.0, "group 1": 4.0}
+
+    monkeypatch.setattr(bench, "take_turns", times)
+    (row,) = bench.unit_rows(replace(TINY, inner=128), [2], [5])
+    assert shapes == {"head 4": [96, 32], "head 2": [48, 32], "group 2": [128, 32], "group 1": [64, 32]}
+    assert (row["head_ms"], row["group_ms"], row["groups_price"]) == (1.5, 5.0, 5 / 8)
+    assert row["flops_price"] == 128 / (128 + 64 + 5)
+
+
 def test_memory_is_measured_in_its_own_process() -> None:
     wide = Shape(width=64, heads=4, layers=1, inner=64, vocab=100)
     rows = [memory_row(wide, 32, 256, 0) for _ in range(3)]  # the kernel may disturb one of them
@@ -79,6 +99,8 @@ def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["environment"]["threads"] >= 1
     assert command("bench", *shape, "--what", "attention") == 0
     assert "1/4" in capsys.readouterr().out
+    assert command("bench", *shape, "--what", "units") == 0
+    assert "groups_price" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -88,7 +110,8 @@ def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
         (["--shape", "768x8"], 2, "--shape '768x8': give WIDTHxHEADSxLAYERS"),
         (["--length", "9000"], 2, "less than or equal to 8192"),
         (["-k", "9"], 2, "-k 9: give numbers from 1 to 8"),
-        (["--what", "everything"], 2, "give attention, model, memory, all or onnx"),
+        (["--what", "everything"], 2, "give attention, model, memory, all, units or onnx"),
+        (["--what", "units", "--shape", "64x1x1"], 2, "give a shape of two heads or more"),
         (["nowhere"], 4, "nowhere does not exist"),
     ],
 )

@@ -25,11 +25,13 @@ from budgetformer.dial import Dial
 from budgetformer.engine.answers import predicted
 from budgetformer.engine.onnx import session
 from budgetformer.engine.scores import score
-from budgetformer.errors import ModelError
+from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import cost_of
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import AllHeads, Allocation, LearnedHeads
 from budgetformer.nn.attention import BudgetedAttention
+from budgetformer.nn.feedforward import BudgetedFeedForward
+from budgetformer.nn.ranking import FrozenHeads
 from budgetformer.nn.selective import evaluate_active
 from budgetformer.runs.provenance import environment
 from budgetformer.runs.run import Run
@@ -39,6 +41,7 @@ Prepare = Callable[[int, int, int], Calls]  # for a batch size, a length and a n
 Row = dict[str, Any]  # of a table: what was compared, times and ratios
 _POSITIONS = 8192
 _RUN_BATCHES = (1, 8, 32)
+_GROUP_SIZE = 64  # feed-forward neurons that are left out together
 _READ_AHEAD = 64  # batches whose texts are tokenised and sorted together
 
 
@@ -84,6 +87,41 @@ def speed_rows(
             ideal = count(counted, length, [], "dense").total / count(counted, length, [k] * shape.layers).total
         sizes = {"what": what, "engine": engine, "batch": batch, "length": length, "heads": shape.heads, "k": k}
         yield {**sizes, **compare(prepare(batch, length, k), seconds, most), "ideal": ideal}
+
+
+def unit_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int]) -> Iterator[Row]:
+    """What a head and a group of feed-forward neurons cost by the clock, as if cut out of the matrices.
+
+    It is the time that half of them save. `groups_price` is what all groups of a layer cost of all its units, for the
+    gates' option of that name; `flops_price` the same by FLOPs.
+    """
+    groups = shape.inner // _GROUP_SIZE
+    if shape.heads < 2 or groups < 2 or shape.inner % _GROUP_SIZE:
+        raise UsageError(
+            f"{shape.heads} heads and {shape.inner} feed-forward neurons: to time half of them, give a shape of two "
+            f"heads or more and neurons in groups of {_GROUP_SIZE}, such as 384x12x6"
+        )
+
+    def attention(held: range) -> nn.Module:
+        return BudgetedAttention(shape.width, FrozenHeads(shape.heads, held), held=held)
+
+    def feedforward(held: range) -> nn.Module:
+        inner, outer = nn.Linear(shape.width, shape.inner), nn.Linear(shape.inner, shape.width)
+        return BudgetedFeedForward(FrozenHeads(groups, held), inner, outer, nn.functional.gelu)
+
+    parts = {"head": (attention, shape.heads), "group": (feedforward, groups)}
+    layers = {(unit, held): make(range(held)).train(False) for unit, (make, units) in parts.items()
+              for held in (units, units // 2)}  # fmt: skip
+    for batch, length in itertools.product(batches, lengths):
+        x_BND = torch.randn(batch, length, shape.width)
+        calls = {f"{unit} {held}": partial(layer, x_BND, None, 1.0) for (unit, held), layer in layers.items()}
+        with torch.inference_mode():
+            ms = take_turns(calls, seconds=3.0, most=1000)
+        saved = {unit: ms[f"{unit} {n}"] - ms[f"{unit} {n // 2}"] for unit, (_, n) in parts.items()}
+        each = {f"{unit}_ms": saved[unit] / (n - n // 2) for unit, (_, n) in parts.items()}
+        priced = {"groups_price": saved["group"] / sum(saved.values()),
+                  "flops_price": shape.inner / (shape.inner + 2 * shape.width + length)}  # fmt: skip
+        yield {"what": "units", "batch": batch, "length": length, "group_size": _GROUP_SIZE, **each, **priced}
 
 
 def _attention_in_torch(shape: Shape) -> Prepare:

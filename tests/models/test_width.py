@@ -163,6 +163,26 @@ def test_a_budget_is_a_share_of_the_cost_that_is_counted(kind: str) -> None:
     assert again.cost["flops_per_text"] == pytest.approx(result.cost["flops_per_text"])
 
 
+def test_prices_may_be_set() -> None:
+    model = retrofit(tiny("bert"), gates={**ORDER, "groups_price": 0.25})
+    heads, groups = LAYERS * HEADS, LAYERS * 3
+    torch.testing.assert_close(model.prices, torch.tensor([0.75 / HEADS] * heads + [0.25 / 3] * groups))
+
+
+def test_all_heads_run_while_groups_are_left_out() -> None:
+    model = retrofit(tiny("bert"), gates={**ORDER, "keep_heads": True, "groups_price": 0.5})
+    rank_heads(model, batches(encoded()))
+    assert [gate.score.requires_grad for gate in model.ranked_gates] == [False] * LAYERS + [True] * LAYERS
+    ids, mask = ragged()
+    executed = {}
+    for share in (0.75, 0.5, 0.25):
+        with torch.no_grad():
+            allocations = model.eval()(ids, mask, budget=f"mean:{share}").allocations
+        executed[share] = [int(sum(a.heads[0] for a in allocations)), int(sum(a.groups[0].sum() for a in allocations))]
+    every = LAYERS * HEADS
+    assert executed == {0.75: [every, LAYERS * 3 // 2], 0.5: [every, 0], 0.25: [every // 2, 0]}
+
+
 def test_flops_of_groups_by_hand() -> None:
     shape = Shape(layers=2, heads=4, width=8, inner=16, labels=3, groups=4, budget_net=False, scorer=False)
     every = count(shape, 5, [4, 4], groups=[4, 4])
@@ -251,3 +271,7 @@ def test_thresholds_of_chosen_groups_execute_what_was_asked_for() -> None:
 def test_wrong_groups_are_named() -> None:
     with pytest.raises(UsageError, match=r"group_size=7 with 48 feed-forward neurons: give a size that divides them"):
         retrofit(tiny("bert"), gates={"kind": "order", "group_size": 7})
+    with pytest.raises(UsageError, match="keep_heads leaves out groups of neurons alone: give group_size, such as 64"):
+        retrofit(tiny("bert"), gates={"kind": "order", "keep_heads": True})
+    with pytest.raises(UsageError, match=r"groups_price=1.5: give a number in \[0, 1\]"):
+        retrofit(tiny("bert"), gates={**ORDER, "groups_price": 1.5})

@@ -24,7 +24,7 @@ def bench(
     ] = None,
     k: Annotated[list[int] | None, typer.Option("-k", help="Heads that run (default: 1 2 4 and all).")] = None,
     shape: Annotated[str, typer.Option(help="The model's width, heads of a layer and layers.")] = "768x8x4",
-    what: Annotated[str, typer.Option(help="attention, model, memory, all, onnx, or with RUN engines.")] = "all",
+    what: Annotated[str, typer.Option(help="attention, model, memory, all, units, onnx, or with RUN engines.")] = "all",
     texts: Annotated[int, typer.Option(help="With RUN: how many of its texts.", min=1)] = 2000,
     carbon: Annotated[
         str | None, typer.Option(help="With RUN: energy and carbon, by a country's mix (FRA) or g CO2 per kWh (56).")
@@ -67,8 +67,8 @@ def _by_itself(what: str, shape: str, batches: list[int], lengths: list[int], k:
     from budgetformer.cost.measure import MemoryUnmeasurableError
     from budgetformer.runs.provenance import environment
 
-    if what not in ("attention", "model", "memory", "all", "onnx"):
-        raise UsageError(f"--what {what!r}: give attention, model, memory, all or onnx")
+    if what not in ("attention", "model", "memory", "all", "units", "onnx"):
+        raise UsageError(f"--what {what!r}: give attention, model, memory, all, units or onnx")
     try:
         width, heads, layers = map(int, shape.split("x"))
     except ValueError:
@@ -78,6 +78,8 @@ def _by_itself(what: str, shape: str, batches: list[int], lengths: list[int], k:
     ks = k or sorted({n for n in (1, 2, 4, heads) if n <= heads})
     if wrong := [n for n in ks if not 1 <= n <= heads]:
         raise UsageError(f"-k {wrong[0]}: give numbers from 1 to {heads}, the heads of a layer")
+    if what == "units":
+        return {"units": list(benches.unit_rows(sizes, batches, lengths)), "environment": environment()}
     rows: list[dict[str, Any]] = []
     for part in ("attention", "model") if what in ("all", "onnx") else {what} - {"memory"}:
         for row in benches.speed_rows(part, sizes, batches, lengths, ks, "onnx" if what == "onnx" else "torch"):

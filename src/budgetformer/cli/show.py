@@ -189,13 +189,21 @@ def point_line(point: dict[str, Any]) -> str:
 
 def print_bench(result: dict[str, Any]) -> None:
     """Times, ratios and ceilings; where selective execution is slower, it says so."""
+    title = "{threads} threads, {cpu}, torch {torch}".format_map(result["environment"])
+    if "units" in result:
+        columns = {
+            "batch": "{batch}", "length": "{length}", "a head, ms": "{head_ms:.4f}",
+            "a group, ms": "{group_ms:.4f}", "groups_price": "{groups_price:.3f}",
+            "by FLOPs": "{flops_price:.3f}",
+        }  # fmt: skip
+        print_table(title, columns, result["units"])
+        return
     times = {
         "what": "{what}", "batch": "{batch}", "length": "{length}", "k/H": "{k}/{heads}", "dense ms": "{dense_ms:.2f}",
         "selective ms": "{selective_ms:.2f}", "speed-up": "{speedup:.2f}x", "FLOPs allow": "{ideal:.2f}x",
         "": "{slower}",
     }  # fmt: skip
     if result["rows"]:
-        title = "{threads} threads, {cpu}, torch {torch}".format_map(result["environment"])
         rows = [{**row, "slower": "slower" if row["speedup"] < 1 else ""} for row in result["rows"]]
         print_table(title, times, rows, left=["what", ""])
     if result["memory"]:
