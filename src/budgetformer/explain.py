@@ -133,6 +133,7 @@ class Explainer:
                 "relevance": layer.relevance[0].tolist(),
                 "weights": (layer.active.float() if layer.weights is None else layer.weights)[0].tolist(),
                 "active": layer.active[0].tolist(),
+                "neurons": None if layer.groups is None else float(layer.groups[0].mean()),
             }
             for layer in output.allocations
         ]
@@ -204,7 +205,8 @@ class Explainer:
             for each in budgets:
                 exact = json.dumps(self._explain(pieces, Dial.parse(each)))
                 result = json.loads(exact, parse_float=lambda number: round(float(number), 4))
-                key = str([result["exit"], *(layer["active"] for layer in result["layers"])])
+                ran = [(layer["active"], layer["neurons"]) for layer in result["layers"]]
+                key = str([result["exit"], *ran])
                 places.append(distinct.setdefault(key, (len(distinct), result))[0])
             results = [result for _, result in distinct.values()]
             shown.append((pieces, {"text": text, "text_pair": text_pair, "places": places, "results": results}))

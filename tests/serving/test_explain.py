@@ -15,6 +15,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.test_train import command
+from tests.models.tiny import tiny
 from tests.serving.small import TEXTS, small, write_run
 
 from budgetformer.dial import Dial
@@ -23,6 +24,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import cost_of
 from budgetformer.exits import ExitOptions, Exits
 from budgetformer.explain import Explainer, describe, page, slider, stored_examples
+from budgetformer.models.model import retrofit
 from budgetformer.nn.allocation import Selection
 from budgetformer.runs.run import Run
 
@@ -74,6 +76,22 @@ def test_tokens_are_as_written_and_training_s_own() -> None:
     with torch.inference_mode():
         logits = model(torch.tensor([encoded.ids]), token_type_ids=torch.tensor([encoded.type_ids])).logits
     assert list(explanation["probabilities"].values()) == pytest.approx(logits.softmax(-1)[0].tolist(), abs=6e-7)
+
+
+def test_neurons_that_ran_are_told_and_tell_budgets_apart() -> None:
+    gates = {"kind": "order", "group_size": 16, "keep_heads": True, "target_budget": 0.75, "groups_price": 0.5}
+    model = retrofit(tiny("bert", vocab_size=120), gates=gates, training_progress=1.0).eval()
+    explainer = Explainer(model, small()[1], 12)
+    for gate in model.ranked_gates[:3]:
+        gate.score.data.add_(1000)
+    told = {dial: [layer["neurons"] for layer in explainer.explain(TEXTS[0], budget=dial)["layers"]]
+            for dial in ("learned", "full")}  # fmt: skip
+    assert told["full"] == [1.0] * 3
+    assert sum(told["learned"]) == pytest.approx(1.5, abs=0.34)
+    data = explainer.precompute([(TEXTS[0], None)])
+    learned, full = (data["texts"][0]["places"][data["slider"].index(dial)] for dial in ("learned", "full"))
+    assert learned != full  # with the same heads
+    assert Explainer(*small()).explain(TEXTS[0])["layers"][0]["neurons"] is None
 
 
 def test_long_texts_are_cut_and_say_so() -> None:

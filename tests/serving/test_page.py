@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.models.tiny import tiny
 from tests.serving.small import TEXTS, small
 
 from budgetformer.errors import UsageError
 from budgetformer.explain import Explainer, page, slider
+from budgetformer.models.model import retrofit
 from budgetformer.runs.run import Run
 
 api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright: pip install -e '.[dev]'")
@@ -222,6 +224,18 @@ def test_a_dense_model_has_nothing_to_slide(browser: Any) -> None:
     shown.sees(".heads .big", "8 of 8")
     api.expect(shown.page.get_by_role("slider")).to_be_disabled()
     shown.sees(".cost .big", "100 %")
+    assert shown.faults == []
+
+
+def test_neurons_that_ran_are_shown_by_layer(browser: Any) -> None:
+    base, gates = tiny("bert", vocab_size=120), {"kind": "order", "group_size": 16}
+    shown = Shown(browser, retrofit(base, gates=gates, training_progress=1.0).eval(), small()[1], PAIRS)
+    shown.page.goto("http://page.test/")
+    layers = shown.explainer.explain(**PAIRS[0])["layers"]  # type: ignore[arg-type]
+    assert 0 < sum(layer["neurons"] for layer in layers) < 3
+    figures = [f"neurons {100 * layer['neurons']:.0f} %k {layer['k']} of 4" for layer in layers]
+    api.expect(shown.page.locator(".figures")).to_have_text(figures)
+    shown.sees(".heads .note", re.compile("the share of its feed-forward neurons"))
     assert shown.faults == []
 
 

@@ -118,6 +118,7 @@ class Layer(BaseModel):
     relevance: list[float]
     weights: list[float]
     active: list[bool]
+    neurons: float | None = Field(description="the share of feed-forward neurons that ran; null: never left out")
 
 
 class StageAnswer(BaseModel):
