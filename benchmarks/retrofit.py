@@ -61,13 +61,14 @@ from budgetformer_reproduction.statistics import over_rows
 VALIDATION_ROWS = 1000
 LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}
 TARGET = {"target_budget": 0.25}
+ORDER = {"kind": "order", "group_size": 0, "budget_low": 0.1, **TARGET}  # of heads alone
 TRAINED: dict[str, dict[str, Any]] = {
     "dense": {"gates": {"kind": "all"}, "distill_weight": 0, "distill_layers": 0},
     "budgeted": {"gates": {"kind": "ranked", **TARGET}},
-    "static": {"gates": {"kind": "order", **TARGET}},
+    "static": {"gates": ORDER},
     "paper": {"gates": {"kind": "learned", **TARGET}},
-    "random": {"gates": {"kind": "order", "learn_order": False, **TARGET}},
-    "michel-tuned": {"gates": {"kind": "order", "learn_order": False, **TARGET}},
+    "random": {"gates": {**ORDER, "learn_order": False}},
+    "michel-tuned": {"gates": {**ORDER, "learn_order": False}},
 }
 SAID = {
     "start": "dense, fine-tuned",

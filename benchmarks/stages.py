@@ -68,8 +68,10 @@ from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
 GROUPS: dict[str, Any] = {"kind": "order", "group_size": 64}
-NARROW = {"heads": {"kind": "order"}, "groups": {**GROUPS, "keep_heads": True}, "narrow": GROUPS, "untrained": GROUPS,
-          "chosen": {**GROUPS, "kind": "ranked"}, "both": GROUPS, "taught": GROUPS}  # fmt: skip
+NARROW: dict[str, dict[str, Any]] = {
+    "heads": {**GROUPS, "group_size": 0}, "groups": {**GROUPS, "keep_heads": True}, "narrow": GROUPS,
+    "untrained": GROUPS, "chosen": {**GROUPS, "kind": "ranked"}, "both": GROUPS, "taught": GROUPS,
+}  # fmt: skip
 METHODS = ("start", "dense", "staged", "short", *NARROW, "dense-taught", "short-taught", "tfidf")
 EXITS, TAUGHT = ("staged", "both", "taught"), ("taught", "dense-taught")
 LENGTH = {"ag_news": 128, "imdb": 128, "snli": 64}  # 128 is the default of --base

@@ -105,17 +105,20 @@ def test_the_stages_benchmark_narrows_encoders(
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     folders = make_data(tmp_path, train=90, validation=40, test=40)
     base = save_base(tmp_path / "base", max_position_embeddings=128, intermediate_size=256)
-    methods = ["short", "start", "dense", "heads", "narrow", "chosen", "taught", "both"]
+    methods = ["short", "start", "dense", "heads", "groups", "narrow", "untrained", "chosen", "both", "taught"]
+    methods += ["dense-taught", "short-taught"]
     words = ["run", "--base", base, *folders, "--datasets", "imdb", "--seeds", "0", "--rows", "60", "--epochs", "1"]
     monkeypatch.setattr(sys, "argv", ["stages.py", *map(str, words), "--methods", *methods])
     runpy.run_path(str(ROOT / "benchmarks" / "stages.py"), run_name="__main__")
     files = [tmp_path / "results" / f"imdb-base-{method}-0.json" for method in methods]
     assert capsys.readouterr().out.splitlines() == [str(file) for file in files]
     points = {method: json.loads(file.read_text())["points"] for method, file in zip(methods, files, strict=True)}
-    cost = {method: [point["cost"] for point in points[method]] for method in ("heads", "narrow", "taught")}
+    cost = {method: [point["cost"] for point in points[method]] for method in points}
     assert points["short"][0]["cost"] == pytest.approx(1 / 3)  # one of three layers
     assert min(cost["heads"]) > 0.6  # without any head, the feed-forward layers are left
-    assert cost["narrow"] == pytest.approx([0.3, 0.4, 0.5, 0.6, 0.75], abs=0.1)
+    for method in ("groups", "narrow", "untrained"):
+        assert cost[method] == pytest.approx([0.3, 0.4, 0.5, 0.75], abs=0.1)
+    assert (cost["dense-taught"], cost["short-taught"]) == ([1.0], [pytest.approx(1 / 3)])  # half of three: one layer
     ends = {point["point"]: point["cost"] for point in points["both"]}
     assert ends["both everyone at layer 3"] == pytest.approx(0.5, abs=0.1)  # the width that it was trained for
     assert ends["both everyone at words"] < 0.01

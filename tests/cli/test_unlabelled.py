@@ -42,7 +42,7 @@ def run(reviews: Path, tiny_base: Path, texts: Path, tmp_path_factory: pytest.Te
 
 def test_they_are_labelled_by_the_dense_model(reviews: Path, tiny_base: Path, texts: Path, tmp_path: Path) -> None:
     dense = tiny_base / "baseline"
-    recipe = Recipe.make(base=str(dense), max_length=32, model={"gates": {"kind": "order"}})
+    recipe = Recipe.make(base=str(dense), max_length=32, model={"distill_layers": 0})
     source = DataSource(str(reviews), unlabelled=str(texts))
     prepared = prepare(source, recipe, tmp_path, lambda line: None)
     model, teacher, rows = build_budgeted(prepared, recipe, dense)

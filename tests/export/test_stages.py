@@ -156,7 +156,7 @@ def test_an_export_is_set_to_any_budget_of_depth(name: str, run: Path, folder: P
     texts = [row["text"] for row in review_rows(60, noise=0.4)]
     ours, theirs = Run.open(folder / name), Run.open(run)
     shares = []
-    for budget in ("full", "0.3", "learned", "exit:inf"):
+    for budget in ("exit:0", "0.3", "learned", "exit:inf"):
         answers, torch_answers = ours.predict(texts, budget=budget), theirs.predict(texts, budget=budget)
         assert (answers.labels, answers.exits) == (torch_answers.labels, torch_answers.exits)
         np.testing.assert_allclose(answers.cost, torch_answers.cost)

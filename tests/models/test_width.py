@@ -17,8 +17,8 @@ from budgetformer.errors import UsageError
 from budgetformer.evaluate import summarize
 from budgetformer.models.bases import base_hash, load_base
 from budgetformer.models.importance import calibrate_thresholds, rank_heads
+from budgetformer.models.model import BudgetFormerConfig, retrofit
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
-from budgetformer.models.model import retrofit
 from budgetformer.nn import attention, feedforward
 from budgetformer.nn.feedforward import BudgetedFeedForward
 from budgetformer.nn.ranking import RankedHeads, cumulative_prices
@@ -266,6 +266,14 @@ def test_thresholds_of_chosen_groups_execute_what_was_asked_for() -> None:
         executed = prices[0] * out.heads.sum(1) + prices[-1] * out.groups.sum(1)
         assert executed.mean() / LAYERS == pytest.approx(share, abs=0.03)
         assert len(set(out.groups.sum(1).tolist())) > 1  # texts differ
+
+
+@pytest.mark.parametrize(("neurons", "size"), [(3072, 64), (1152, 64), (512, 64), (48, 6), (100, 10), (7, 1)])
+def test_the_size_of_groups_divides_any_layer(neurons: int, size: int) -> None:
+    base, gates = tiny("bert", intermediate_size=neurons).config, {**ORDER, "group_size": "auto"}
+    config = BudgetFormerConfig.over(base, gates=gates)
+    assert config.gates["group_size"] == size
+    assert config.groups * size == neurons
 
 
 def test_wrong_groups_are_named() -> None:

@@ -10,6 +10,18 @@ from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.training.recipe import PRESETS, Recipe
 
 
+def test_an_encoder_gets_half_of_its_heads_and_neurons_unless_another_kind_is_asked_for() -> None:
+    recipe = Recipe.make(base="somewhere")
+    assert recipe.model["gates"] == {"kind": "order", "group_size": "auto", "budget_low": 0.4}
+    for words in (["kind=ranked", "target_budget=0.3"], ["target_budget=0.3", "kind=ranked"]):
+        ranked = Recipe.make(None, None, [f"model.gates.{word}" for word in words], base="somewhere")
+        assert ranked.model["gates"] == {"kind": "ranked", "target_budget": 0.3}  # heads alone, as ever
+    assert Recipe.make(None, None, ["model.gates.kind=all"], base="somewhere").model["gates"] == {"kind": "all"}
+    assert Recipe.make(base="somewhere", delta=True).model["gates"] == {"kind": "all"}
+    asked = Recipe.make(None, None, ["model.gates.kind=order", "model.gates.ramp=0.5"], base="somewhere", delta=True)
+    assert asked.model["gates"]["group_size"] == "auto"
+
+
 def test_the_papers_recipe_is_the_papers() -> None:
     paper = PRESETS["paper"]
     assert (paper.epochs, paper.batch_size, paper.learning_rate) == (10, 16, 2e-5)

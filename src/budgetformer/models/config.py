@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import math
 import warnings
+from collections.abc import Mapping
 from dataclasses import field, fields
 from typing import Any, ClassVar, Literal, Self, cast
 
@@ -195,7 +196,7 @@ class BudgetFormerConfig(PreTrainedConfig):
         if (price := self.gates.get("groups_price")) is not None:
             return float(price)
         attention, inner = 2 * self.hidden_size + self.gates.get("price_tokens", 0), self.intermediate_size
-        return inner / (inner + attention)
+        return float(inner / (inner + attention))
 
     def part(self, options: type[Part]) -> Part:
         """The gates' options of one part of the method, as that part's own dataclass."""
@@ -290,12 +291,19 @@ class BudgetFormerConfig(PreTrainedConfig):
         for key in options.keys() & {*settings, "initializer_range", "scale_embeddings", "pooling"}:
             value = f", {settings[key]!r}" if key in settings else ""
             raise UsageError(f"{key}={options[key]!r}: it is the base's{value}; leave it out")
+        if isinstance(gates := options.get("gates"), Mapping) and gates.get("group_size") == "auto":
+            options["gates"] = {**gates, "group_size": _group_size(inner)}
         labels = {
             "problem_type": base.problem_type,
             "id2label": dict(base.id2label or {}),
             "label2id": dict(base.label2id or {}),
         }
         return cls(**{**settings, **labels, **options})
+
+
+def _group_size(neurons: int) -> int:
+    """64, or where that does not divide the neurons of a layer into eight groups or more, the next size that does."""
+    return max(size for size in range(1, max(1, min(64, neurons // 8)) + 1) if neurons % size == 0)
 
 
 def _unknown(key: str) -> bool:

@@ -80,6 +80,8 @@ class Recipe:
             raise UsageError(f"preset={self.preset!r} with base={self.base!r}: {_TOGETHER}")
         if not isinstance(self.delta, bool) or (self.delta and self.base is None):
             raise UsageError(f"delta={self.delta!r}: it is true or false, and goes with --base")
+        if self.delta and self.model.get("gates") == _BASE.model["gates"]:  # what stays cannot learn to do with less
+            object.__setattr__(self, "model", {**self.model, "gates": {"kind": "all"}})
 
     @classmethod
     def make(
@@ -125,8 +127,10 @@ class Recipe:
 
             if not isinstance(changes["gates"], Mapping):
                 raise UsageError(f"{where}: model.gates={changes['gates']!r} must be a table of the gates' options")
-            preset = PRESETS.get(self.preset, _BASE).model.get("gates", {})
-            model["gates"] = merge(self.model.get("gates", {}), changes["gates"], preset)
+            preset, gates = PRESETS.get(self.preset, _BASE).model.get("gates", {}), self.model.get("gates", {})
+            if self.base is not None and changes["gates"].get("kind") not in (None, gates.get("kind")):
+                gates = {key: value for key, value in gates.items() if value != preset.get(key)}  # another kind's own
+            model["gates"] = merge(gates, changes["gates"], preset)
         if changes.get("exits"):
             if not isinstance(changes["exits"], Mapping):
                 raise UsageError(f"{where}: model.exits={changes['exits']!r} must be a table of the exits' options")
@@ -178,10 +182,13 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# For a pretrained encoder; the last model is kept, because earlier ones were asked to save less.
+# For a pretrained encoder: half of its heads and neurons, the same for every text, and exits. The last model is kept,
+# because earlier ones were asked to save less.
 _BASE = Recipe(
     preset="base", base="", epochs=2, batch_size=32, learning_rate=5e-5, gate_rate=20.0, exit_rate=20.0, warmup=100,
-    max_length=128, keep="last", model={"gates": {"kind": "all"}, "exits": {"start": 0.0}},
+    max_length=128, keep="last",
+    model={"gates": {"kind": "order", "group_size": "auto", "budget_low": 0.4}, "exits": {"start": 0.0},
+           "distill_layers": 1.0},
 )  # fmt: skip
 
 
