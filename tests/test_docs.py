@@ -45,7 +45,7 @@ SMALLER = {  # what a verb gets besides, so that it takes seconds
     "bench runs/reviews": "--texts 12",
     "bench --what onnx": "--shape 16x8x1",
 }
-RUN_HERE = ("tutorial.md", "stages.md", "retrofit.md", "predict.md", "export.md", "serve.md")
+RUN_HERE = ("tutorial.md", "stages.md", "retrofit.md", "width.md", "predict.md", "export.md", "serve.md")
 FIRST = "budgetformer train reviews.csv -o runs/reviews --with-baseline"  # what other pages take for granted
 
 
