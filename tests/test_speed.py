@@ -45,7 +45,7 @@ def test_what_cannot_be_compared_is_refused(
     tiny_multi: Path, tiny_staged: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command("bench", "--what", "engines") == 2
-    assert "--what engines, --dense and --budget are for a RUN: give its directory" in capsys.readouterr().err
+    assert "--what engines and --dense are for a RUN: give its directory" in capsys.readouterr().err
     assert command("bench", tiny_multi, "--what", "engines") == 2
     assert "is not dense: train RUN with --with-baseline, or give a run with --dense" in capsys.readouterr().err
     assert command("export", tiny_staged, "-o", tmp_path / "out") == 0

@@ -33,9 +33,6 @@ def bench(
         Path | None,
         typer.Option(metavar="RUN", help="With --what engines: the dense model."),
     ] = None,
-    budget: Annotated[
-        str | None, typer.Option(help="With --what engines: what the run answers with (default: its own).")
-    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON on standard output.")] = False,
 ) -> None:
     """Time selective execution against dense rivals: by itself, or a RUN from text to label."""
@@ -43,8 +40,8 @@ def bench(
 
     show: Callable[[dict[str, Any]], None]
     if run is None:
-        if what == "engines" or dense or budget:
-            raise UsageError("--what engines, --dense and --budget are for a RUN: give its directory")
+        if what == "engines" or dense:
+            raise UsageError("--what engines and --dense are for a RUN: give its directory")
         result, show = _by_itself(what, shape, batch or [1, 8, 32], length or [64, 256, 512], k), print_bench
     else:
         from budgetformer.bench import run_bench
@@ -54,10 +51,7 @@ def bench(
             from budgetformer.speed import compare_engines
 
             other = None if dense is None else Run.open(dense)
-            opened = Run.open(run)
-            result, show = compare_engines(opened, data, dense=other, budget=budget, texts=texts), print_engines
-        elif budget is not None:
-            raise UsageError(f"--budget {budget}: it is for --what engines; a run is timed at its own")
+            result, show = compare_engines(Run.open(run), data, dense=other, texts=texts), print_engines
         elif data is not None:
             raise UsageError(f"{data}: texts are for --what engines; a run is timed on its held-out rows")
         else:

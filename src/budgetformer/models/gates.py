@@ -24,7 +24,7 @@ from budgetformer.nn.allocation import (
 )
 from budgetformer.nn.exploration import Exploration
 from budgetformer.nn.objective import Objective
-from budgetformer.nn.ranking import FrozenHeads, OrderedHeads, RankedHeads, RankingOptions
+from budgetformer.nn.ranking import FrozenHeads, OrderedHeads, RankedHeads, RankingOptions, ScoredHeads
 
 if TYPE_CHECKING:
     from budgetformer.models.config import BudgetFormerConfig
@@ -134,14 +134,20 @@ def make_groups_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator | 
     # Not quite where heads of the same place are: no two units of a model begin with the same score.
     place: dict[str, Any] = {"layer": layer - 0.19, "layers": config.num_hidden_layers}
     if config.kind == "ranked":
-        return RankedHeads(config.groups, config.hidden_size, **place)
-    return OrderedHeads(config.groups, **place)
+        return _ranked(RankedHeads(config.groups, config.hidden_size, **place), learn=config.gates["learn_order"])
+    return _ranked(OrderedHeads(config.groups, **place), learn=config.gates["learn_order"])
+
+
+def _ranked(gate: ScoredHeads, *, learn: bool) -> ScoredHeads:
+    gate.score.requires_grad_(learn)
+    return gate
 
 
 def make_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator:
     """A new gate for the heads of one layer."""
     gates, width, heads = config.gates, config.hidden_size, config.num_attention_heads
     place = {"layer": layer, "layers": config.num_hidden_layers}
+    learn = gates.get("learn_order", False) and not gates["keep_heads"]
     if issubclass(config.gate, GatedHeads):
         paper = part(gates, Exploration), part(gates, Selection)
     match config.kind:
@@ -154,9 +160,9 @@ def make_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator:
         case "static":
             return StaticHeads(heads, *paper)
         case "ranked":
-            return RankedHeads(heads, width, **place, renormalize=gates["renormalize"])
+            return _ranked(RankedHeads(heads, width, **place, renormalize=gates["renormalize"]), learn=learn)
         case "order":
-            return OrderedHeads(heads, **place, renormalize=gates["renormalize"])
+            return _ranked(OrderedHeads(heads, **place, renormalize=gates["renormalize"]), learn=learn)
         case "frozen":
             return FrozenHeads(heads, gates["heads"][layer])
     gate = LearnedHeads(width, heads, *paper)

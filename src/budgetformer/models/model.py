@@ -90,11 +90,6 @@ class BudgetFormerForSequenceClassification(PreTrainedModel):
         self.attentions = [m for m in self.modules() if isinstance(m, BudgetedAttention | BiasOnly)]  # by layer
         self.feedforwards = [m for m in self.modules() if isinstance(m, BudgetedFeedForward)]  # where they have gates
         self.post_init()  # type: ignore[no-untyped-call]
-        if config.gate.ranks_layers:
-            options = config.part(RankingOptions)
-            for number, gate in enumerate(self.ranked_gates):
-                of_heads = number < config.num_hidden_layers
-                gate.score.requires_grad_(options.learn_order and not (options.keep_heads and of_heads))
 
     def _init_weights(self, module: nn.Module) -> None:
         init_native(module, self.config)
