@@ -30,16 +30,17 @@ def test_the_tables_of_the_retrofit_page_are_the_results(tmp_path: Path, capsys:
     assert drawn.read_text(encoding="utf-8") == published.read_text(encoding="utf-8")
 
 
-def test_the_table_of_the_stages_page_is_the_results(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("page", "encoders"), [("stages", {"minilm", "gte-small"}), ("width", {"minilm"})])
+def test_the_table_of_the_stages_and_width_pages_is_the_results(
+    page: str, encoders: set[str], tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
-    shutil.copytree(ROOT / "docs" / "results" / "stages", tmp_path / "results")
+    shutil.copytree(ROOT / "docs" / "results" / page, tmp_path / "results")
     runpy.run_path(str(ROOT / "benchmarks" / "stages.py"))["plot"](Namespace(results=tmp_path / "results"))
     rows = capsys.readouterr().out.splitlines()
-    assert {line.split(" | ")[1] for line in rows[2:]} == {"minilm", "gte-small"}
-    assert "\n".join(rows) in (ROOT / "docs" / "stages.md").read_text(encoding="utf-8")
-    drawn, published = tmp_path / "results" / "curve.svg", ROOT / "docs" / "results" / "stages" / "curve.svg"
+    assert {line.split(" | ")[1] for line in rows[2:]} == encoders
+    assert "\n".join(rows) in (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    drawn, published = tmp_path / "results" / "curve.svg", ROOT / "docs" / "results" / page / "curve.svg"
     assert drawn.read_text(encoding="utf-8") == published.read_text(encoding="utf-8")
 
 
