@@ -61,7 +61,7 @@ from budgetformer_reproduction.statistics import over_rows
 VALIDATION_ROWS = 1000
 LENGTH = {"ag_news": 128, "imdb": 256, "snli": 64}
 TARGET = {"target_budget": 0.25}
-ORDER = {"kind": "order", "group_size": 0, "budget_low": 0.1, **TARGET}  # of heads alone
+ORDER = {"kind": "order", **TARGET}
 TRAINED: dict[str, dict[str, Any]] = {
     "dense": {"gates": {"kind": "all"}, "distill_weight": 0, "distill_layers": 0},
     "budgeted": {"gates": {"kind": "ranked", **TARGET}},

@@ -1,7 +1,7 @@
 """Words and exits in pretrained encoders against the dense model trained equally long: one JSON a cell, resumable.
 
     python benchmarks/stages.py run --base DIR [--data-dir DIR] [--datasets ag_news imdb snli] [--seeds 0 1 2]
-    python benchmarks/stages.py time --base DIR [--data-dir DIR] [--method taught] [--widths 0.4 0.5]
+    python benchmarks/stages.py time --base DIR [--data-dir DIR] [--method both] [--widths 0.4 0.5]
     python benchmarks/stages.py plot
 
 `run` writes docs/results/stages/DATASET-ENCODER-METHOD-SEED.json and skips what is there; runs themselves go on where
@@ -69,7 +69,7 @@ from budgetformer_reproduction.statistics import over_rows
 
 GROUPS: dict[str, Any] = {"kind": "order", "group_size": 64}
 NARROW: dict[str, dict[str, Any]] = {
-    "heads": {**GROUPS, "group_size": 0}, "groups": {**GROUPS, "keep_heads": True}, "narrow": GROUPS,
+    "heads": {"kind": "order"}, "groups": {**GROUPS, "keep_heads": True}, "narrow": GROUPS,
     "untrained": GROUPS, "chosen": {**GROUPS, "kind": "ranked"}, "both": GROUPS, "taught": GROUPS,
 }  # fmt: skip
 METHODS = ("start", "dense", "staged", "short", *NARROW, "dense-taught", "short-taught", "tfidf")
@@ -364,7 +364,7 @@ def main() -> None:
         if name == "run":
             sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
         if name == "time":
-            sub.add_argument("--method", choices=tuple(NARROW), default="taught")
+            sub.add_argument("--method", choices=sorted(NARROW.keys() - {"untrained"}), default="both")
             sub.add_argument("--widths", type=float, nargs="+", default=[0.4, 0.5])
             sub.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32])
             sub.add_argument("--seconds", type=float, default=20.0)

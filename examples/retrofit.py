@@ -1,4 +1,5 @@
-"""An encoder that you have, at a fraction of its cost: fine-tune it with exits, see what early answers cost, use it.
+"""An encoder that you have, at a fraction of its cost: fine-tune it with exits and narrower layers, see
+what early answers cost, use it.
 
 python examples/retrofit.py MODEL_OR_DIR reviews.csv
 budgetformer serve runs/retrofit --budget 0.3

@@ -91,7 +91,7 @@ def test_memory_is_measured_in_its_own_process() -> None:
     assert all(4 * vectors <= row[part] < 40 * vectors for part in ("block_mib", "model_mib"))  # q, k, v and the result
 
 
-def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     shape = ["--shape", "32x4x1", "--batch", "1", "--length", "8", "-k", "1"]
     assert command("bench", *shape, "--what", "attention", "--json") == 0
     result = json.loads(capsys.readouterr().out)
@@ -99,8 +99,13 @@ def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str]) -> None:
     assert result["environment"]["threads"] >= 1
     assert command("bench", *shape, "--what", "attention") == 0
     assert "1/4" in capsys.readouterr().out
-    assert command("bench", *shape, "--what", "units") == 0
-    assert "groups_price" in capsys.readouterr().out
+    for half, code in ((1.0, 0), (2.0, 4)):
+        times = {"head 4": 2.0, "head 2": half, "group 2": 2.0, "group 1": half}
+        monkeypatch.setattr(bench, "take_turns", lambda *_, times=times, **__: times)
+        assert command("bench", *shape, "--what", "units") == code
+    output = capsys.readouterr()
+    assert "groups_price" in output.out
+    assert "1 x 8 tokens: half of the units took as long as all; time a larger batch" in output.err
 
 
 @pytest.mark.parametrize(

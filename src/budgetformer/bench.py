@@ -118,6 +118,8 @@ def unit_rows(shape: Shape, batches: Iterable[int], lengths: Iterable[int]) -> I
         with torch.inference_mode():
             ms = take_turns(calls, seconds=3.0, most=1000)
         saved = {unit: ms[f"{unit} {n}"] - ms[f"{unit} {n // 2}"] for unit, (_, n) in parts.items()}
+        if min(saved.values()) <= 0:
+            raise ModelError(f"{batch} x {length} tokens: half of the units took as long as all; time a larger batch")
         each = {f"{unit}_ms": saved[unit] / (n - n // 2) for unit, (_, n) in parts.items()}
         priced = {"groups_price": saved["group"] / sum(saved.values()),
                   "flops_price": shape.inner / (shape.inner + 2 * shape.width + length)}  # fmt: skip

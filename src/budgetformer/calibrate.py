@@ -175,14 +175,15 @@ def _reliability(scores: Scores, config: ModelSpec) -> list[dict[str, Any]]:
 def _positions(engine: Engine, table: TokenTable) -> list[Position]:
     """Places on the dial from the safest to the fastest, the whole model first."""
     config = engine.config
-    if config.exits and len(config.stages.depths) > 1:
+    turns = config.gate.can_dial and config.task == REGRESSION  # a number has no margin by which it could leave
+    if config.exits and len(config.stages.depths) > 1 and not turns:
         scores = score(engine, table, "exit:0")
         limits = (0.0, *LIMITS, math.inf)
         return [Position(str(Dial("exit", limit)), leave_early(scores, config.stages, limit)) for limit in limits]
     mode = "mean" if config.gate.ranks_layers else "max"
     dials = ["full", "learned", *(f"{mode}:{share:g}" for share in SHARES)]
     positions = [Position(dial, score(engine, table, dial)) for dial in dials]
-    return [positions[0], *sorted(positions[1:], key=lambda p: (-float(p.scores.heads.mean()), p.dial))]
+    return [positions[0], *sorted(positions[1:], key=lambda p: (-cost_of(p.scores, config)["flops_ratio"], p.dial))]
 
 
 def _measure(position: Position, reference: Scores, config: ModelSpec, split: str) -> dict[str, Any]:

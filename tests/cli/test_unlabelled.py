@@ -18,7 +18,20 @@ from budgetformer.training.prepare import prepare
 from budgetformer.training.pretrained import build_budgeted
 from budgetformer.training.recipe import Recipe
 
-FAST = ("--exits", "1", "--epochs", "1", "--set", "dense_epochs=0", "--max-length", "32", "--batch-size", "16")
+FAST = (
+    "--exits",
+    "1",
+    "--set",
+    "model.gates.kind=all",
+    "--epochs",
+    "1",
+    "--set",
+    "dense_epochs=0",
+    "--max-length",
+    "32",
+    "--batch-size",
+    "16",
+)
 NEW, OLD = 48, 30
 
 
@@ -42,7 +55,7 @@ def run(reviews: Path, tiny_base: Path, texts: Path, tmp_path_factory: pytest.Te
 
 def test_they_are_labelled_by_the_dense_model(reviews: Path, tiny_base: Path, texts: Path, tmp_path: Path) -> None:
     dense = tiny_base / "baseline"
-    recipe = Recipe.make(base=str(dense), max_length=32, model={"distill_layers": 0})
+    recipe = Recipe.make(base=str(dense), max_length=32, model={"gates": {"kind": "order"}})
     source = DataSource(str(reviews), unlabelled=str(texts))
     prepared = prepare(source, recipe, tmp_path, lambda line: None)
     model, teacher, rows = build_budgeted(prepared, recipe, dense)

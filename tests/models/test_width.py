@@ -171,6 +171,7 @@ def test_prices_may_be_set() -> None:
 
 def test_all_heads_run_while_groups_are_left_out() -> None:
     model = retrofit(tiny("bert"), gates={**ORDER, "keep_heads": True, "groups_price": 0.5})
+    assert all(a.active.all() for a in model.eval()(*ragged(), budget="mean:0.75").allocations)  # before it is ranked
     rank_heads(model, batches(encoded()))
     assert [gate.score.requires_grad for gate in model.ranked_gates] == [False] * LAYERS + [True] * LAYERS
     ids, mask = ragged()
@@ -279,7 +280,9 @@ def test_the_size_of_groups_divides_any_layer(neurons: int, size: int) -> None:
 def test_wrong_groups_are_named() -> None:
     with pytest.raises(UsageError, match=r"group_size=7 with 48 feed-forward neurons: give a size that divides them"):
         retrofit(tiny("bert"), gates={"kind": "order", "group_size": 7})
-    with pytest.raises(UsageError, match="keep_heads leaves out groups of neurons alone: give group_size, such as 64"):
-        retrofit(tiny("bert"), gates={"kind": "order", "keep_heads": True})
-    with pytest.raises(UsageError, match=r"groups_price=1.5: give a number in \[0, 1\]"):
-        retrofit(tiny("bert"), gates={**ORDER, "groups_price": 1.5})
+    for options in ({"keep_heads": True}, {"groups_price": 0.5}):
+        with pytest.raises(UsageError, match="are about groups of neurons: give group_size, such as 64"):
+            retrofit(tiny("bert"), gates={"kind": "order", **options})
+    for price in (0.0, 1.0):
+        with pytest.raises(UsageError, match=f"groups_price={price}: give a number between 0 and 1"):
+            retrofit(tiny("bert"), gates={**ORDER, "groups_price": price})

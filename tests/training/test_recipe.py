@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,22 @@ from budgetformer.models.model import BudgetFormerConfig
 from budgetformer.training.recipe import PRESETS, Recipe
 
 
-def test_an_encoder_gets_half_of_its_heads_and_neurons_unless_another_kind_is_asked_for() -> None:
-    recipe = Recipe.make(base="somewhere")
-    assert recipe.model["gates"] == {"kind": "order", "group_size": "auto", "budget_low": 0.4}
-    for words in (["kind=ranked", "target_budget=0.3"], ["target_budget=0.3", "kind=ranked"]):
-        ranked = Recipe.make(None, None, [f"model.gates.{word}" for word in words], base="somewhere")
-        assert ranked.model["gates"] == {"kind": "ranked", "target_budget": 0.3}  # heads alone, as ever
-    assert Recipe.make(None, None, ["model.gates.kind=all"], base="somewhere").model["gates"] == {"kind": "all"}
-    assert Recipe.make(base="somewhere", delta=True).model["gates"] == {"kind": "all"}
-    asked = Recipe.make(None, None, ["model.gates.kind=order", "model.gates.ramp=0.5"], base="somewhere", delta=True)
-    assert asked.model["gates"]["group_size"] == "auto"
+def test_an_encoder_is_narrowed_unless_a_kind_of_gates_is_asked_for() -> None:
+    def made(*words: str, **flags: Any) -> dict[str, Any]:
+        model = Recipe.make(None, None, words, base="somewhere", **flags).with_default_gates().model
+        return {key: model.get(key) for key in ("gates", "distill_layers")}
+
+    narrow = {"kind": "order", "group_size": "auto", "budget_low": 0.4}
+    assert made() == {"gates": narrow, "distill_layers": 1.0}
+    assert made("model.gates.ramp=0.5", "model.distill_layers=0") == {
+        "gates": {**narrow, "ramp": 0.5}, "distill_layers": 0,
+    }  # fmt: skip
+    for words in permutations(["model.gates.kind=order", "model.gates.budget_low=0.4", "delta=true"]):
+        assert made(*words) == {"gates": {"kind": "order", "budget_low": 0.4}, "distill_layers": None}  # heads alone
+    assert made("model.gates.kind=all") == made(delta=True) == {"gates": {"kind": "all"}, "distill_layers": None}
+    assert made("delta=true", "delta=false") == made()
+    assert made("delta=true", "model.gates.ramp=0.5")["gates"] == {**narrow, "ramp": 0.5}
+    assert Recipe.make("tiny").with_default_gates() == Recipe.make("tiny")
 
 
 def test_the_papers_recipe_is_the_papers() -> None:

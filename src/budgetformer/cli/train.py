@@ -20,7 +20,8 @@ def train(
     output: Annotated[Path, typer.Option("-o", "--output", help="The run's directory.")] = Path("run"),
     preset: Annotated[str | None, typer.Option(help=f"{', '.join(PRESETS)} (default: small).")] = None,
     base: Annotated[
-        str | None, typer.Option(help="A pretrained encoder (directory, hub name or demo:minilm) to train with exits.")
+        str | None,
+        typer.Option(help="A pretrained encoder (directory, hub name, demo:minilm): gets exits, and is narrowed."),
     ] = None,
     recipe: Annotated[Path | None, typer.Option(help="A TOML file that changes the preset.")] = None,
     epochs: Annotated[int | None, typer.Option(help="Passes over the training rows (--base: with budgets).")] = None,

@@ -132,22 +132,18 @@ def make_groups_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator | 
     if config.kind == "frozen":
         return FrozenHeads(config.groups, config.gates["groups"][layer])
     # Not quite where heads of the same place are: no two units of a model begin with the same score.
-    place: dict[str, Any] = {"layer": layer - 0.19, "layers": config.num_hidden_layers}
+    place = {"layer": layer - 0.19, "layers": config.num_hidden_layers, "learn": config.gates["learn_order"]}
     if config.kind == "ranked":
-        return _ranked(RankedHeads(config.groups, config.hidden_size, **place), learn=config.gates["learn_order"])
-    return _ranked(OrderedHeads(config.groups, **place), learn=config.gates["learn_order"])
-
-
-def _ranked(gate: ScoredHeads, *, learn: bool) -> ScoredHeads:
-    gate.score.requires_grad_(learn)
-    return gate
+        return RankedHeads(config.groups, config.hidden_size, **place)
+    return OrderedHeads(config.groups, **place)
 
 
 def make_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator:
     """A new gate for the heads of one layer."""
     gates, width, heads = config.gates, config.hidden_size, config.num_attention_heads
-    place = {"layer": layer, "layers": config.num_hidden_layers}
-    learn = gates.get("learn_order", False) and not gates["keep_heads"]
+    if issubclass(config.gate, ScoredHeads):
+        place = {"layer": layer, "layers": config.num_hidden_layers, "renormalize": gates["renormalize"],
+                 "learn": gates["learn_order"], "keep": gates["keep_heads"]}  # fmt: skip
     if issubclass(config.gate, GatedHeads):
         paper = part(gates, Exploration), part(gates, Selection)
     match config.kind:
@@ -160,9 +156,9 @@ def make_gate(config: BudgetFormerConfig, layer: int) -> HeadAllocator:
         case "static":
             return StaticHeads(heads, *paper)
         case "ranked":
-            return _ranked(RankedHeads(heads, width, **place, renormalize=gates["renormalize"]), learn=learn)
+            return RankedHeads(heads, width, **place)
         case "order":
-            return _ranked(OrderedHeads(heads, **place, renormalize=gates["renormalize"]), learn=learn)
+            return OrderedHeads(heads, **place)
         case "frozen":
             return FrozenHeads(heads, gates["heads"][layer])
     gate = LearnedHeads(width, heads, *paper)

@@ -20,7 +20,6 @@ from budgetformer.nn.objective import task_loss
 from budgetformer.nn.ranking import RankedHeads, cumulative_prices, score_above_share, thresholds
 
 Ranking = Literal["importance", "random"]
-_ALWAYS = 1000.0  # a score that no other reaches by training
 
 
 def rank_heads(
@@ -47,9 +46,8 @@ def rank_heads(
     places = torch.cat(importance).argsort(descending=True).argsort()
     scores = torch.split(1 - (places + 0.5) / len(places), [len(units) for units in importance])
     with torch.no_grad():
-        for number, (gate, score) in enumerate(zip(model.ranked_gates, scores, strict=True)):
-            always = model.config.gates["keep_heads"] and number < model.config.num_hidden_layers
-            gate.score.copy_(score + _ALWAYS * always)
+        for gate, score in zip(model.ranked_gates, scores, strict=True):
+            gate.score.copy_(score + gate.first_score)
     return importance
 
 

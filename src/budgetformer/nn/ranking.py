@@ -14,6 +14,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +35,7 @@ from budgetformer.nn.allocation import (
 
 # How far from the threshold a head still feels a gradient; static scores begin evenly spread over (0, 1).
 _SOFTNESS = 0.1
+ALWAYS = 1000.0  # a score that others do not reach by training
 _CENTRE_MOMENTUM = 0.05  # how far a step of training moves the mean input
 
 ThresholdOffsets = Sequence[Sequence[float]]  # (heads kept in the model, offset) pairs, ascending; linear in between
@@ -57,14 +59,16 @@ class RankingOptions:
     threshold_offsets: ThresholdOffsets | None = None  # so that mean:X executes X; see models.importance
 
     def __post_init__(self) -> None:
-        for name in ("budget_low", "ramp", "target_budget", "groups_price"):
+        for name in ("budget_low", "ramp", "target_budget"):
             if (value := getattr(self, name)) is not None and not 0 <= value <= 1:
                 raise UsageError(f"{name}={value}: give a number in [0, 1]")
         for name in ("target_weight", "cost_weight", "group_size", "price_tokens"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)}: give a number that is not negative")
-        if self.keep_heads and not self.group_size:
-            raise UsageError("keep_heads leaves out groups of neurons alone: give group_size, such as 64")
+        if self.groups_price is not None and not 0 < self.groups_price < 1:
+            raise UsageError(f"groups_price={self.groups_price}: give a number between 0 and 1, such as 0.6")
+        if (self.keep_heads or self.groups_price is not None) and not self.group_size:
+            raise UsageError("keep_heads and groups_price are about groups of neurons: give group_size, such as 64")
 
     def ramped_share(self, share: float, progress: float) -> float:
         """The budget at this progress on the way from 1 to `share`."""
@@ -163,15 +167,20 @@ class ScoredHeads(HeadAllocator):
     """Keeps the heads whose score passes the threshold, at weight 1.
 
     The gradient is that of a sigmoid around the threshold (straight-through). Scores begin in the order of heads, the
-    layers taking turns, so that no two heads of a model have the same.
+    layers taking turns, so that no two heads of a model have the same; those that are to `keep` are far above others.
     """
 
     ranks_layers = True
 
-    def __init__(self, num_heads: int, *, layer: float = 0, layers: int = 1, renormalize: bool = False) -> None:
+    def __init__(
+        self, num_heads: int, *, layer: float = 0, layers: int = 1, renormalize: bool = False, learn: bool = True,
+        keep: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(num_heads)
         self.renormalize = renormalize
-        self.score = nn.Parameter(1 - (torch.arange(num_heads) * layers + layer + 0.5) / (num_heads * layers))
+        self.first_score = ALWAYS if keep else 0.0  # the lowest that a unit begins with
+        places = 1 - (torch.arange(num_heads) * layers + layer + 0.5) / (num_heads * layers)
+        self.score = nn.Parameter(places + self.first_score, requires_grad=learn and not keep)
 
     @abstractmethod
     def scores(self, x_BND: Tensor, mask_BN: Tensor | None) -> Tensor:
@@ -219,10 +228,8 @@ class RankedHeads(ScoredHeads):
 
     has_scorer = True
 
-    def __init__(
-        self, num_heads: int, width: int, *, layer: float = 0, layers: int = 1, renormalize: bool = False
-    ) -> None:
-        super().__init__(num_heads, layer=layer, layers=layers, renormalize=renormalize)
+    def __init__(self, num_heads: int, width: int, **options: Any) -> None:
+        super().__init__(num_heads, **options)
         self.input_sum: Tensor | None = None  # of pooled training inputs, and their number
         self.scorer = Linear32(width, num_heads, bias=False)
         nn.init.zeros_(self.scorer.weight)

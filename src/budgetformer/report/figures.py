@@ -101,25 +101,30 @@ def curves(name: str, title: str, xlabel: str, ylabel: str, lines: Sequence[Curv
 
 _DIALS = {  # by the kind of dial: what it does, colour, style and size of its points
     "fixed": ("same share for every text", BLUE, "o-", 5), "max": ("learned, with a cap", GREEN, "s-", 5),
-    "mean": ("each text its own share", GREEN, "s-", 5), "learned": ("learned budget", ORANGE, "*", 14),
+    "mean": ("share of all layers together", GREEN, "s-", 5), "learned": ("learned budget", ORANGE, "*", 14),
 }  # fmt: skip
 
 
-def dial_curve(points: Sequence[Mapping[str, Any]], dense: float | None, ylabel: str, *, percent: bool) -> str:
+def dial_curve(
+    points: Sequence[Mapping[str, Any]], dense: float | None, ylabel: str, *, percent: bool, by: str = "k_over_h"
+) -> str:
     """Score against executed heads: a line per kind of dial, the learned point as a star, the dense twin dashed.
 
-    A point has `dial`, `k_over_h`, `score`, and the interval `low` to `high` or None for both.
+    A point has `dial`, `k_over_h`, `score`, and the interval `low` to `high` or None for both. `by` may be
+    `flops_ratio` instead, where more than heads is left out.
     """
     kinds: dict[str, list[Mapping[str, Any]]] = {}
-    for point in sorted(points, key=lambda point: point["k_over_h"]):
+    for point in sorted(points, key=lambda point: point[by]):
         kinds.setdefault(point["dial"].split(":")[0].replace("full", "fixed"), []).append(point)
-    title = "Score against the share of heads that ran"
-    with _axes("dials", title, "share of heads run (k/H)", ylabel, (5.2, 3.5), above=True) as (axes, svg):
+    title, xlabel = "Score against the share of heads that ran", "share of heads run (k/H)"
+    if by == "flops_ratio":
+        title, xlabel = "Score against cost", "FLOPs, share of the dense model's"
+    with _axes("dials", title, xlabel, ylabel, (5.2, 3.5), above=True) as (axes, svg):
         if dense is not None:
             axes.axhline(dense, color=GREY, linestyle="--", linewidth=1.4, label="dense twin")
         for kind in sorted(kinds, key=lambda kind: (kind == "learned", kind)):
             label, colour, style, size = _DIALS.get(kind, ("another dial", GREY, "D", 5))
-            x, y = ([point[key] for point in kinds[kind]] for key in ("k_over_h", "score"))
+            x, y = ([point[key] for point in kinds[kind]] for key in (by, "score"))
             spans = [(p["score"] if p["low"] is None else p["low"], p["high"] or p["score"]) for p in kinds[kind]]
             error = [[abs(b - span[side]) for b, span in zip(y, spans, strict=True)] for side in (0, 1)]
             axes.errorbar(x, y, yerr=error, fmt=style, color=colour, label=label, markersize=size, linewidth=1.6,

@@ -141,11 +141,13 @@ def dials(run: Results) -> Section | None:
         note += " Choosing heads costs a little too, so running all of them exceeds 100\N{NO-BREAK SPACE}%."
     head = ["dial", "heads run", "FLOPs, share of dense", run.metric_name, "95\N{NO-BREAK SPACE}% interval"]
     table = Table("lrrrr", head, cells, note=note, marked=learned)
+    by_cost = "groups" in run.final.budget  # heads are not all that is left out
     svg = draw.dial_curve(
-        curve,
+        sorted(curve, key=lambda point: point["flops_ratio"]) if by_cost else curve,
         run.twin.score if run.twin and run.twin.rows == rows else None,  # of the same rows
         f"{run.final.split} {run.metric_name}",
         percent=run.is_percent,
+        by="flops_ratio" if by_cost else "k_over_h",
     )
     lead = (
         f"The budget can be changed when predicting, without training again: from {low[1]} of the heads "
@@ -261,9 +263,10 @@ def flops(run: Results) -> Section:
     rows = [
         _against("whole model", ours, dense),
         _against("attention only, gates included", cost["attention_flops_ratio"] * attention, attention),
-        _against("ceiling: if attention cost nothing", (1 - share) * dense, dense),
         _against("same heads, but every projection computed", cost["flops_per_text_paper_style"], dense),
     ]
+    if "groups" not in run.final.budget:
+        rows.insert(2, _against("ceiling: if attention cost nothing", (1 - share) * dense, dense))
     tokens = format_decimal(cost["mean_tokens"], 1)
     note = f"Counted, two FLOPs per multiply-accumulate, at the real lengths (mean {tokens} tokens)."
     lead = (

@@ -73,8 +73,7 @@ def build_budgeted(prepared: Prepared, recipe: Recipe, dense: Path | None) -> Bu
                 "for these labels: give dense_epochs of at least 1"
             )
     model.config.temperatures = []  # of answers, not of what a teacher tells
-    by_layer = recipe.selects_heads and _option(recipe, "distill_layers")
-    teacher: Teacher = model.train(False) if by_layer else None
+    teacher: Teacher = model.train(False) if _option(recipe, "distill_layers") else None
     rows, logits = prepared.splits["train"], None
     with torch.autocast(model.device.type, torch.bfloat16, enabled=recipe.precision == "bf16"):
         if prepared.unlabelled is not None:

@@ -80,8 +80,6 @@ class Recipe:
             raise UsageError(f"preset={self.preset!r} with base={self.base!r}: {_TOGETHER}")
         if not isinstance(self.delta, bool) or (self.delta and self.base is None):
             raise UsageError(f"delta={self.delta!r}: it is true or false, and goes with --base")
-        if self.delta and self.model.get("gates") == _BASE.model["gates"]:  # what stays cannot learn to do with less
-            object.__setattr__(self, "model", {**self.model, "gates": {"kind": "all"}})
 
     @classmethod
     def make(
@@ -127,15 +125,25 @@ class Recipe:
 
             if not isinstance(changes["gates"], Mapping):
                 raise UsageError(f"{where}: model.gates={changes['gates']!r} must be a table of the gates' options")
-            preset, gates = PRESETS.get(self.preset, _BASE).model.get("gates", {}), self.model.get("gates", {})
-            if self.base is not None and changes["gates"].get("kind") not in (None, gates.get("kind")):
-                gates = {key: value for key, value in gates.items() if value != preset.get(key)}  # another kind's own
-            model["gates"] = merge(gates, changes["gates"], preset)
+            preset = PRESETS.get(self.preset, _BASE).model.get("gates", {})
+            model["gates"] = merge(self.model.get("gates", {}), changes["gates"], preset)
         if changes.get("exits"):
             if not isinstance(changes["exits"], Mapping):
                 raise UsageError(f"{where}: model.exits={changes['exits']!r} must be a table of the exits' options")
             model["exits"] = {**(self.model.get("exits") or {}), **changes["exits"]}
         return model
+
+    def with_default_gates(self) -> Recipe:
+        """The recipe with the gates that an encoder gets where no kind was asked for: to be called when it is complete.
+
+        A delta, whose base cannot learn to do with less, keeps all units unless gates were asked for.
+        """
+        gates = self.model.get("gates", {})
+        if self.base is None or "kind" in gates:
+            return self
+        if self.delta and not gates:
+            return replace(self, model={**self.model, "gates": {"kind": "all"}})
+        return replace(self, model={"distill_layers": 1.0, **self.model, "gates": {**_NARROW, **gates}})
 
     @property
     def selects_heads(self) -> bool:
@@ -182,14 +190,12 @@ PRESETS = {
     ),
 }  # fmt: skip
 
-# For a pretrained encoder: half of its heads and neurons, the same for every text, and exits. The last model is kept,
-# because earlier ones were asked to save less.
+# For a pretrained encoder. The last model is kept, because earlier ones were asked to save less.
 _BASE = Recipe(
     preset="base", base="", epochs=2, batch_size=32, learning_rate=5e-5, gate_rate=20.0, exit_rate=20.0, warmup=100,
-    max_length=128, keep="last",
-    model={"gates": {"kind": "order", "group_size": "auto", "budget_low": 0.4}, "exits": {"start": 0.0},
-           "distill_layers": 1.0},
+    max_length=128, keep="last", model={"exits": {"start": 0.0}},
 )  # fmt: skip
+_NARROW = {"kind": "order", "group_size": "auto", "budget_low": 0.4}  # half of the cost of its layers, for every text
 
 
 def check_known(names: Iterable[str], known: Collection[str], what: str) -> None:

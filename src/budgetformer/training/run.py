@@ -113,6 +113,7 @@ def train_run(
     Without `report` it ends with evaluation.json: no model card, no report, and nothing is timed.
     With `examples` a few validation texts are stored, for the page of the service.
     """
+    recipe = recipe.with_default_gates()
     if recipe.base is not None:
         read_base(recipe.base, offline=source.offline, **recipe.model)
     accelerator = make_accelerator(recipe)
