@@ -300,7 +300,7 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
     """One panel per data set and encoder: accuracy against cost, means over seeds."""
     columns = min(3, len(points))
     lines = -(-len(points) // columns)
-    with canvas("curve", "accuracy against cost", (3.6 * columns, 3.2 * lines + 0.4)) as (figure, svg):
+    with canvas("curve", "accuracy against cost", (3.6 * columns, 3.2 * lines + 0.6)) as (figure, svg):
         for place, ((dataset, encoder), rows) in enumerate(points.items()):
             axes = figure.add_subplot(lines, columns, place + 1)
 
@@ -314,16 +314,15 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
             both, taught = (line([f"{name} {share}" for share in (*shares, "learned")]) for name in ("both", "taught"))
             static = line([name for name in rows if name.startswith("everyone at")])
             narrow = {method: line([f"{method}, width {share:g}" for share in WIDTHS]) for method in NARROW}
-            for curve, label, style in ((budgets, "each text as far as it must", "o-"),
-                                        (static, "every text to the same stage", "s--"),
-                                        (line(["short"]), "a smaller dense model", "*"),
-                                        (narrow["heads"], "fewer heads", "v:"),
-                                        (narrow["narrow"], "fewer heads and neurons", "^:"),
-                                        (narrow["chosen"], "the same, by text", "<:"),
-                                        (both, "fewer heads and neurons, each text as far as it must", "P-"),
-                                        (taught, "the same, with unlabelled rows", "d-")):  # fmt: skip
+            for number, (curve, label, style) in enumerate((
+                (budgets, "exits", "o-"), (static, "all texts to one stage", "s--"),
+                (line(["short"]), "a smaller dense model", "*"), (narrow["heads"], "fewer heads", "v:"),
+                (narrow["groups"], "fewer neurons", ">:"), (narrow["narrow"], "fewer heads and neurons", "^:"),
+                (narrow["chosen"], "fewer, by text", "<:"), (narrow["untrained"], "fewer, not trained", "x:"),
+                (both, "fewer, and exits", "P-"), (taught, "fewer, exits, unlabelled rows", "d-"),
+            )):  # fmt: skip
                 if curve:
-                    axes.plot(*zip(*curve, strict=True), style, markersize=4, label=label)
+                    axes.plot(*zip(*curve, strict=True), style, color=f"C{number}", markersize=4, label=label)
             for name, label, style in (("dense", "dense", "-"), ("tfidf", "TF-IDF", ":")):
                 if name in rows:
                     value = 100 * np.mean([p["value"] for p in rows[name]])
@@ -333,7 +332,7 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
             axes.set_ylabel("test accuracy, %")
         legends = (axes.get_legend_handles_labels() for axes in figure.axes)
         shown = {label: handle for pair in legends for handle, label in zip(*pair, strict=True)}
-        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4)
+        figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=min(4, columns + 1))
     return standalone(svg[0])
 
 

@@ -175,8 +175,7 @@ def _reliability(scores: Scores, config: ModelSpec) -> list[dict[str, Any]]:
 def _positions(engine: Engine, table: TokenTable) -> list[Position]:
     """Places on the dial from the safest to the fastest, the whole model first."""
     config = engine.config
-    turns = config.gate.can_dial and config.task == REGRESSION  # a number has no margin by which it could leave
-    if config.exits and len(config.stages.depths) > 1 and not turns:
+    if config.exits and len(config.stages.depths) > 1:
         scores = score(engine, table, "exit:0")
         limits = (0.0, *LIMITS, math.inf)
         return [Position(str(Dial("exit", limit)), leave_early(scores, config.stages, limit)) for limit in limits]
