@@ -70,6 +70,21 @@ def test_groups_that_texts_choose_are_trained_scored_and_frozen_but_not_put_in_g
     assert command("export", run, "-o", tmp_path / "all", "--budget", "full") == 0
 
 
+def test_the_default_without_exits_is_walked_and_drawn_by_cost(reviews: Path, base: Path, tmp_path: Path) -> None:
+    few = ["--epochs", "1", "--set", "dense_epochs=1", "--max-length", "16", "--exits", "none"]
+    assert command("train", reviews, "--base", base, "-o", tmp_path, *few, "--set", "model.gates.keep_heads=true") == 0
+    gates = Run.open(tmp_path).model.config.gates
+    assert (gates["kind"], gates["group_size"], gates["keep_heads"]) == ("order", 6, True)
+    report = (tmp_path / "report.html").read_text()
+    assert "Score against cost" in report
+    assert "ceiling: if attention cost nothing" not in report
+    assert command("calibrate", tmp_path, reviews, "--max-cost", "0.7") == 0
+    walked = json.loads((tmp_path / "calibration.json").read_text())["curve"]
+    costs = [point["flops_ratio"] for point in walked]
+    assert costs == sorted(costs, reverse=True)
+    assert len({point["k_over_h"] for point in walked}) < len(set(costs))  # heads alone would not order them
+
+
 def test_wrong_sizes_are_named(reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert command("train", reviews, "--base", base, "-o", tmp_path, *FEW, "--set", "model.gates.group_size=-1") == 2
     assert "group_size=-1: give a number that is not negative" in capsys.readouterr().err

@@ -141,13 +141,12 @@ def dials(run: Results) -> Section | None:
         note += " Choosing heads costs a little too, so running all of them exceeds 100\N{NO-BREAK SPACE}%."
     head = ["dial", "heads run", "FLOPs, share of dense", run.metric_name, "95\N{NO-BREAK SPACE}% interval"]
     table = Table("lrrrr", head, cells, note=note, marked=learned)
-    by_cost = "groups" in run.final.budget  # heads are not all that is left out
     svg = draw.dial_curve(
-        sorted(curve, key=lambda point: point["flops_ratio"]) if by_cost else curve,
+        curve,
         run.twin.score if run.twin and run.twin.rows == rows else None,  # of the same rows
         f"{run.final.split} {run.metric_name}",
         percent=run.is_percent,
-        by="flops_ratio" if by_cost else "k_over_h",
+        by="flops_ratio" if "groups" in run.final.budget else "k_over_h",  # heads may not be all that is left out
     )
     lead = (
         f"The budget can be changed when predicting, without training again: from {low[1]} of the heads "
