@@ -9,6 +9,8 @@ import pytest
 from safetensors.torch import load_file
 from tests.processes import command
 
+from budgetformer.calibrate import _positions
+from budgetformer.evaluate import cost_of
 from budgetformer.runs.run import Run
 
 FEW = ["--epochs", "1", "--set", "dense_epochs=1", "--max-length", "16", "--set", "model.gates.kind=order"]
@@ -79,10 +81,11 @@ def test_the_default_without_exits_is_walked_and_drawn_by_cost(reviews: Path, ba
     assert "Score against cost" in report
     assert "ceiling: if attention cost nothing" not in report
     assert command("calibrate", tmp_path, reviews, "--max-cost", "0.7") == 0
-    walked = json.loads((tmp_path / "calibration.json").read_text())["curve"]
-    costs = [point["flops_ratio"] for point in walked]
+    run = Run.open(tmp_path)
+    walked = [position.scores for position in _positions(run.engine(), run.encode(run.held_out(str(reviews))))]
+    costs = [cost_of(scores, run.config)["flops_ratio"] for scores in walked]
     assert costs == sorted(costs, reverse=True)
-    assert len({point["k_over_h"] for point in walked}) < len(set(costs))  # heads alone would not order them
+    assert len({float(scores.heads.mean()) for scores in walked}) < len(set(costs))  # heads alone would not order them
 
 
 def test_wrong_sizes_are_named(reviews: Path, base: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
