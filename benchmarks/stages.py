@@ -20,7 +20,7 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
             width, and with every text to the end at several widths
   taught    `both`, with the data set's other training rows as unlabelled ones: one epoch
   dense-taught  `dense` with those rows, for as many steps as `taught`
-  short-taught  the first half of the layers of `start`, trained on as long on those rows, under the labels of `start`
+  short-distilled  a smaller dense model: the first half of the layers of `start`, trained on with its logits as targets
   tfidf     TF-IDF of words and pairs of them with logistic regression
 Every point is compared with `dense` of its seed row by row, where --runs has it.
 `time` compares a method's model, frozen at some widths, every text through all layers, with Hugging Face's own, which
@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -46,7 +47,6 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from budgetformer.cost.measure import take_turns
 from budgetformer.data.dataset import open_data
-from budgetformer.data.locate import DataSource
 from budgetformer.data.tokenizer import load_tokenizer
 from budgetformer.data.tokens import encode_split
 from budgetformer.dial import Dial
@@ -60,10 +60,12 @@ from budgetformer.models.model import retrofit
 from budgetformer.report.figures import canvas
 from budgetformer.runs.files import write_text
 from budgetformer.runs.provenance import environment
-from budgetformer.runs.run import Run
-from budgetformer.training.pretrained import sample_batches
+from budgetformer.training.loop import Fit
+from budgetformer.training.prepare import prepare
+from budgetformer.training.pretrained import build_dense, sample_batches
 from budgetformer.training.recipe import Recipe
-from budgetformer.training.run import train_run
+from budgetformer.training.record import identity_of
+from budgetformer.training.run import make_accelerator, train_run
 from budgetformer_reproduction.drawing import standalone
 from budgetformer_reproduction.statistics import over_rows
 
@@ -72,7 +74,7 @@ NARROW: dict[str, dict[str, Any]] = {
     "heads": {"kind": "order"}, "groups": {**GROUPS, "keep_heads": True}, "narrow": GROUPS,
     "untrained": GROUPS, "chosen": {**GROUPS, "kind": "ranked"}, "both": GROUPS, "taught": GROUPS,
 }  # fmt: skip
-METHODS = ("start", "dense", "staged", "short", *NARROW, "dense-taught", "short-taught", "tfidf")
+METHODS = ("start", "dense", "staged", "short", *NARROW, "dense-taught", "short-distilled", "tfidf")
 EXITS, TAUGHT = ("staged", "both", "taught"), ("taught", "dense-taught")
 LENGTH = {"ag_news": 128, "imdb": 128, "snli": 64}  # 128 is the default of --base
 SHARES = (0.05, 0.1, 0.13, 0.15, 0.2, 0.3, 0.43, 0.5, 0.65, 0.8)
@@ -161,7 +163,7 @@ def cell(options: argparse.Namespace, dataset: str, method: str, seed: int) -> d
     test = TestRows(options, dataset, runs)
     points = list(test.staged(model, "" if method == "staged" else f"{method} ")) if method in EXITS else []
     if method in NARROW:
-        scored = ((share, test.score(model, f"mean:{share}")) for share in WIDTHS)
+        scored = ((share, test.score(model, f"mean:{share}")) for share in options.widths)
         points += [test.point(f"{method}, width {share:g}", scores, cost_of(scores, model.config.spec)["flops_ratio"])
                    for share, scores in scored]  # fmt: skip
     elif not points:
@@ -188,10 +190,8 @@ def train(options: argparse.Namespace, dataset: str, method: str, runs: Path) ->
     elif method == "short":
         base = shortened(Path(options.base), Path(options.runs) / f"{Path(options.base).name}-short", 3)
         chosen = recipe(options, dataset, base, 2 * epochs, **dense, exits=None)
-    elif method == "short-taught":
-        base = shortened(runs / "start", runs / "start-short", 2)
-        data = labelled_by(options, dataset, runs / "start")
-        chosen = recipe(options, dataset, base, 1, **dense, exits=None)
+    elif method == "short-distilled":
+        return distilled(options, dataset, runs)
     else:
         of_model: dict[str, Any] = {**dense, "exits": {"start": 0.0} if method in EXITS else None}
         if method in NARROW:
@@ -215,32 +215,22 @@ def unlabelled(options: argparse.Namespace, dataset: str) -> Path:
     return file
 
 
-def labelled_by(options: argparse.Namespace, dataset: str, start: Path) -> DataSource:
-    """The rows that `taught` learns from, those without a label under the label that a run gives them."""
-    folder = start.parent / "labelled"
-    if not folder.exists():
-        run, data = Run.open(start), source(options, dataset)
-        train, validation = (Path(data.data) / f"{split}.jsonl" for split in ("train", "validation"))
-        texts = {text_of(row) for file in (train, validation) for row in rows_of(file)}
-        rows = [row for row in rows_of(unlabelled(options, dataset)) if text_of(row) not in texts]
-        pairs = [row.get("text_pair") for row in rows] if "text_pair" in rows[0] else None
-        with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
-            answers = run.predict([row["text"] for row in rows], pairs)
-        named = [{**row, "label": label} for row, label in zip(rows, answers.labels, strict=True)]
-        unfinished = folder.with_name("labelled.part")
-        unfinished.mkdir(exist_ok=True)
-        write_text(unfinished / "train.jsonl", lines([*rows_of(train), *named]))
-        shutil.copy(validation, unfinished)
-        unfinished.rename(folder)
-    return DataSource(str(folder))
-
-
-def text_of(row: dict[str, Any]) -> tuple[Any, Any]:
-    return row["text"], row.get("text_pair")
-
-
-def rows_of(file: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
+def distilled(options: argparse.Namespace, dataset: str, runs: Path) -> Model:
+    """The first half of the layers of `start`, trained on from labels and its logits, or gone on with."""
+    base, folder, seed = shortened(runs / "start", runs / "start-short", 2), runs / "short-distilled", int(runs.name)
+    chosen = recipe(options, dataset, base, options.epochs, gates={"kind": "all"}, exits=None, distill_weight=1.0)
+    prepared = prepare(source(options, dataset), chosen, folder, partial(print, file=sys.stderr))
+    teacher = Model.from_pretrained(runs / "start")
+    teacher.config.temperatures = []
+    with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
+        logits = score(TorchEngine(teacher), prepared.splits["train"]).logits
+    torch.manual_seed(seed)
+    fit = Fit(
+        build_dense(prepared, chosen).model, prepared.splits["train"], prepared.splits["validation"], chosen, folder,
+        identity_of(prepared, chosen, seed), seed=seed, accelerator=make_accelerator(chosen), teacher=logits,
+    )  # fmt: skip
+    fit.run(resume=True)
+    return fit.model
 
 
 def lines(rows: Iterable[dict[str, Any]]) -> str:
@@ -316,8 +306,9 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
             narrow = {method: line([f"{method}, width {share:g}" for share in WIDTHS]) for method in NARROW}
             for number, (curve, label, style) in enumerate((
                 (budgets, "exits", "o-"), (static, "all texts to one stage", "s--"),
-                (line(["short"]), "a smaller dense model", "*"), (narrow["heads"], "fewer heads", "v:"),
-                (narrow["groups"], "fewer neurons", ">:"), (narrow["narrow"], "fewer heads and neurons", "^:"),
+                (line(["short", "short-distilled"]), "a smaller dense model", "*"),
+                (narrow["heads"], "fewer heads", "v:"), (narrow["groups"], "fewer neurons", ">:"),
+                (narrow["narrow"], "fewer heads and neurons", "^:"),
                 (narrow["chosen"], "fewer, by text", "<:"), (narrow["untrained"], "fewer, not trained", "x:"),
                 (both, "fewer, and exits", "P-"), (taught, "fewer, exits, unlabelled rows", "d-"),
             )):  # fmt: skip
@@ -362,6 +353,7 @@ def main() -> None:
             sub.add_argument("--test-precision", choices=("fp32", "bf16"), default="fp32")
         if name == "run":
             sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+            sub.add_argument("--widths", type=float, nargs="+", default=list(WIDTHS), help="that are scored")
         if name == "time":
             sub.add_argument("--method", choices=sorted(NARROW.keys() - {"untrained"}), default="both")
             sub.add_argument("--widths", type=float, nargs="+", default=[0.4, 0.5])

@@ -16,7 +16,7 @@ from budgetformer.engine.torch import TorchEngine
 from budgetformer.errors import UsageError
 from budgetformer.evaluate import summarize
 from budgetformer.models.bases import base_hash, load_base
-from budgetformer.models.importance import calibrate_thresholds, rank_heads
+from budgetformer.models.importance import calibrate_thresholds, rank_heads, sort_units
 from budgetformer.models.model import BudgetFormerConfig, retrofit
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
 from budgetformer.nn import attention, feedforward
@@ -88,6 +88,45 @@ def test_running_some_groups_equals_the_definition(kind: str, gates: dict[str, A
     shares = {"mean:0": 0.0, "full": 1.0}.get(budget, 0.4)
     mean = torch.stack([a.groups for a in result.allocations]).mean().item()
     assert mean == shares if shares in (0, 1) else 0 < mean < 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sorted_units_answer_the_same_from_one_slice_of_each_matrix(kind: str, tmp_path: Path) -> None:
+    model, (ids, mask) = shuffled(kind), ragged()
+    blocks: list[tuple[int, int]] = []
+
+    def recorded(self: BudgetedFeedForward, x: torch.Tensor, parts: Any) -> torch.Tensor:
+        blocks.extend((part.first, part.last) for part in parts)
+        return original(self, x, parts)
+
+    original, budgets = BudgetedFeedForward.evaluate_blocks, ("full", "mean:0.7", "mean:0.3", "fixed:0.5", "mean:0")
+    with torch.no_grad():
+        before = [model(ids, mask, budget=budget) for budget in budgets]
+        sort_units(model)
+        model.save_pretrained(tmp_path)
+        free = patch.object(feedforward, "costs_on", lambda _: FREE)
+        with free, patch.object(BudgetedFeedForward, "evaluate_blocks", recorded):
+            after = [Model.from_pretrained(tmp_path)(ids, mask, budget=budget) for budget in budgets]
+    for old, new in zip(before, after, strict=True):
+        torch.testing.assert_close(new.logits, old.logits, atol=1e-5, rtol=1e-5)
+        for was, now in zip(old.allocations, new.allocations, strict=True):
+            assert torch.equal(now.active, was.active.sort(dim=1, descending=True).values)
+            assert torch.equal(now.groups, was.groups.sort(dim=1, descending=True).values)
+    assert {first for first, _ in blocks} == {0}
+    assert {last for _, last in blocks} == {1, 2}
+    for gate in model.ranked_gates:
+        assert torch.equal(gate.score, gate.score.sort(descending=True).values)
+
+
+def test_only_one_order_for_all_inputs_is_sorted_and_not_that_of_a_delta() -> None:
+    for gates, delta in ((RANKED, False), (ORDER, True)):
+        model = shuffled("bert", gates)
+        if delta:
+            model.keep_base()
+        before = {name: value.clone() for name, value in model.state_dict().items()}
+        sort_units(model)
+        after = model.state_dict()
+        assert all(torch.equal(after[name], value) for name, value in before.items())
 
 
 @pytest.mark.parametrize("budget", ["mean:0.5", "mean:0"])

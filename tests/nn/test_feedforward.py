@@ -71,7 +71,7 @@ def test_sorting_neurons_changes_nothing_and_frozen_groups_are_cut_out(gated: bo
     columns = part.outer.weight.detach().clone()
     with torch.no_grad():
         before = part.evaluate(x, None)
-        part.select(order)
+        part.select_neurons(order)
         torch.testing.assert_close(part.evaluate(x, None), before)
         assert torch.equal(part.outer.weight, columns[:, order])
         some = part.evaluate_active(x, None, torch.tensor([[True, False, False, True]]).expand(2, -1))

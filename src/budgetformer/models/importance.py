@@ -17,7 +17,7 @@ from budgetformer.errors import UsageError
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.nn.allocation import Allocation, pool
 from budgetformer.nn.objective import task_loss
-from budgetformer.nn.ranking import RankedHeads, cumulative_prices, score_above_share, thresholds
+from budgetformer.nn.ranking import OrderedHeads, RankedHeads, cumulative_prices, score_above_share, thresholds
 
 Ranking = Literal["importance", "random"]
 
@@ -82,6 +82,21 @@ def calibrate_thresholds(model: BudgetFormerForSequenceClassification, batches: 
 
 
 @torch.no_grad()
+def sort_units(model: BudgetFormerForSequenceClassification) -> None:
+    """Number the heads and groups of each layer by their scores, best first, which changes nothing that they compute.
+
+    What a budget leaves of a layer is then one slice of its matrices instead of many. It is for a model with one order
+    for all inputs, once that is learned; a delta's base stays as it is.
+    """
+    modules: list[Any] = [] if model.config.delta else [*model.attentions, *model.feedforwards]
+    for module in modules:
+        if isinstance(gate := module.allocator, OrderedHeads):
+            order = gate.score.argsort(descending=True, stable=True).tolist()
+            gate.score.copy_(gate.score[order])
+            module.select(order)
+
+
+@torch.no_grad()
 def _pooled_at(model: BudgetFormerForSequenceClassification, batches: Iterable[Any], dial: str) -> list[Tensor]:
     """The pooled inputs of every gate when the batches run at a dial. -> for each (rows, D)."""
     with _recorded(model) as inputs:
@@ -115,7 +130,7 @@ def _measure(model: BudgetFormerForSequenceClassification, batches: Iterable[Any
     for number, module in enumerate(model.feedforwards, config.num_hidden_layers):
         if not config.delta:
             order_I = slopes[number].abs().sum(dim=0).argsort(descending=True, stable=True)
-            module.select(order_I)
+            module.select_neurons(order_I)
             slopes[number] = slopes[number][:, order_I]
         slopes[number] = slopes[number].view(-1, config.groups, module.size).sum(dim=-1)
     totals = [slope.abs().sum(dim=0) for slope in slopes]

@@ -165,14 +165,11 @@ def _budgeted(site: Site, allocator: HeadAllocator, held: Sequence[int] | None, 
     core = BudgetedAttention(width, allocator, site.dropout, held)
     weight, bias = join_heads(site, allocator.num_heads)
     out = site.out.weight.detach() / gain if gain != 1 else site.out.weight.detach().clone()
-    if held is not None:
-        d, device = width // allocator.num_heads, weight.device
-        rows = torch.cat([torch.arange(3 * h * d, 3 * (h + 1) * d, device=device) for h in held])
-        columns = torch.cat([torch.arange(h * d, (h + 1) * d, device=device) for h in held])
-        weight, bias, out = weight[rows], bias[rows], out[:, columns]
     core.qkv.weight, core.out.weight = nn.Parameter(weight), nn.Parameter(out)
     core.qkv.bias = nn.Parameter(bias, requires_grad=site.q[1] is not None)
     core.out.bias = _out_bias(site)
+    if held is not None:
+        core.select(held)
     return core
 
 

@@ -70,6 +70,18 @@ class BudgetedAttention(nn.Module):
         out: Tensor = self.out(y_BHNd.transpose(1, 2).reshape(B, N, -1))
         return out
 
+    @torch.no_grad()
+    def select(self, heads: Sequence[int]) -> None:
+        """Go on with the weights of these heads, in this order; with all of them it computes what it did."""
+        qkv, out, D, chosen = self.qkv, self.out, len(self.out.weight), list(heads)
+        d = D // self.num_heads
+        weight, bias = qkv.weight.view(-1, 3 * d, D)[chosen], qkv.bias.view(-1, 3 * d)[chosen]
+        back = out.weight.view(D, -1, d)[:, chosen]
+        qkv.weight = nn.Parameter(weight.flatten(0, 1), requires_grad=qkv.weight.requires_grad)
+        qkv.bias = nn.Parameter(bias.flatten(), requires_grad=qkv.bias.requires_grad)
+        out.weight = nn.Parameter(back.flatten(1), requires_grad=out.weight.requires_grad)
+        qkv.out_features, out.in_features = len(qkv.weight), out.weight.shape[1]
+
     def maps(
         self, x_BND: Tensor, mask_BN: Tensor | None, heads: Sequence[int], positions: Positions | None = None
     ) -> Tensor:

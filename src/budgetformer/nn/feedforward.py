@@ -37,8 +37,7 @@ class BudgetedFeedForward(nn.Module):
         self.parts = len(inner.weight) // outer.weight.shape[1]  # 2: a gated linear unit
         self.size = outer.weight.shape[1] // allocator.num_heads  # of a group
         if isinstance(allocator, FrozenHeads):
-            groups = torch.tensor(allocator.heads, dtype=torch.long)
-            self.select((groups[:, None] * self.size + torch.arange(self.size)).flatten())
+            self.select(allocator.heads)
 
     def forward(
         self, x_BND: Tensor, mask_BN: Tensor | None, progress: float, dial: Budget | None = None
@@ -109,8 +108,13 @@ class BudgetedFeedForward(nn.Module):
             work += costs.block + costs.run * len(runs) + (product + move) * sum(lengths)
         return work
 
-    def select(self, neurons: Tensor) -> None:
-        """Go on with these neurons, in this order; of all of them, it changes nothing of what they compute."""
+    def select(self, groups: Sequence[int]) -> None:
+        """Go on with the neurons of these groups, in this order; with all of them it computes what it did."""
+        first = torch.tensor(groups, dtype=torch.long)[:, None] * self.size
+        self.select_neurons((first + torch.arange(self.size)).flatten())
+
+    def select_neurons(self, neurons: Tensor) -> None:
+        """Go on with these neurons, in this order."""
         neurons, trained = neurons.to(self.outer.weight.device), self.outer.weight.requires_grad
         for name, rows in list(self.inner.named_parameters()):
             chosen = nn.Parameter(self._rows(rows.detach(), neurons), requires_grad=rows.requires_grad)

@@ -34,7 +34,7 @@ from budgetformer.errors import ModelError, UsageError
 from budgetformer.evaluate import fit_temperatures
 from budgetformer.exits import DISAGREEMENT, fit_rule, mix_words
 from budgetformer.models.bases import read_base
-from budgetformer.models.importance import calibrate_thresholds
+from budgetformer.models.importance import calibrate_thresholds, sort_units
 from budgetformer.models.model import BudgetFormerForSequenceClassification
 from budgetformer.runs.files import (
     check_identity,
@@ -334,6 +334,7 @@ def _save_model(prepared: Prepared, recipe: Recipe, folder: Path, fit: Fit) -> N
         fit.model.load_state_dict(load_weights(best / "model.safetensors"), strict=complete)
         fit.model.config.training_progress = type(fit.model.config).from_pretrained(best).training_progress
     if fit.model.config.gate.ranks_layers:
+        sort_units(fit.model)
         calibrate_thresholds(fit.model, sample_batches(prepared.splits["train"], fit.model, rows=256))
     fit_exit_rule(fit.model, prepared.splits["validation"])
     if recipe.fit_temperature:
