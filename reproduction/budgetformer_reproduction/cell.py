@@ -66,17 +66,24 @@ def compute(plan: Plan, cell: Cell) -> None:
 
 
 def write_outcome(folder: Path, outcome: Scores, losses: Floats, soft: Any) -> None:
-    """What happened on each test row, as outcome.npz, whole or not at all."""
+    """What happened on each test row, as outcome.npz, whole or not at all; in as few bits as the tables need."""
     path = folder / "outcome.npz"
     temporary = path.with_name(".outcome.npz.tmp")
+    table, logits = outcome.table, outcome.logits.astype(np.float64)
+    assert table.labels is not None
+    assert outcome.budget is not None
+    assert outcome.entropy is not None
+    arrays: dict[str, Any] = {
+        "correct": logits.argmax(1) == table.labels, "soft_correct": soft.argmax(1) == table.labels,
+        "confidence": (1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1)).astype(np.float32),
+        "losses": losses.astype(np.float16), "budget": outcome.budget.astype(np.float16),
+        "entropy": outcome.entropy.astype(np.float16),
+    }  # fmt: skip
+    for name, values in (("heads", outcome.heads), ("labels", table.labels), ("lengths", table.lengths),
+                         ("lines", table.lines)):  # fmt: skip
+        arrays[name] = values.astype(np.min_scalar_type(int(values.max(initial=0))))
     with named_write_errors(path):
         with temporary.open("wb") as file:
-            table = outcome.table
-            arrays: dict[str, Any] = {
-                "logits": outcome.logits, "losses": losses, "budget": outcome.budget, "heads": outcome.heads,
-                "entropy": outcome.entropy, "soft_logits": soft, "labels": table.labels, "lengths": table.lengths,
-                "lines": table.lines,
-            }  # fmt: skip
             np.savez(file, **arrays)
             file.flush()
             os.fsync(file.fileno())

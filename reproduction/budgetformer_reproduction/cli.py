@@ -12,9 +12,10 @@ def reproduce(
     which: Annotated[
         str | None,
         typer.Argument(
-            metavar="ID|all|list|cost",
+            metavar="ID|all|list|cost|pack",
             help="An experiment, several as a,b, or all. list: which there are, and their cells. "
-            "cost: the paper's own count of its main table, beside the published values.",
+            "cost: the paper's own count of its main table, beside the published values. "
+            "pack: the finished cells of --from, without weights, as a zip file for each data set in OUTPUT.",
             show_default=False,
         ),
     ] = None,
@@ -43,6 +44,14 @@ def reproduce(
         return
     from budgetformer_reproduction.reproduce import choose, list_experiments, make_plan, render, run
 
+    if which == "pack":
+        from budgetformer_reproduction.pack import pack
+
+        if from_folder is None:
+            raise UsageError("reproduce pack: say where the cells are with --from, and where the files go with -o")
+        for file in pack(from_folder, output):
+            print(file)
+        return
     if from_folder is not None:
         render(from_folder, output)
         return

@@ -115,8 +115,8 @@ def complexity(plan: Plan, store: Store) -> Findings:
         cells, dense = store.get(plan.learned(name)), store.get(plan.dense(name))
         for grading in gradings(plan, name, dense) if cells else ():
             graded = grading.grade >= 0
-            s = np.mean([done.rows["budget"].mean(1) for done in cells], axis=0)[graded]
-            sure = np.mean([_confidence(done.rows["logits"]) for done in cells], axis=0)[graded]
+            s = np.mean([done.rows["budget"].mean(1, dtype=np.float64) for done in cells], axis=0)[graded]
+            sure = np.mean([done.rows["confidence"] for done in cells], axis=0)[graded]
             hard, length, grade = grading.difficulty[graded], cells[0].rows["lengths"][graded], grading.grade[graded]
             groups = [_group(words, s[grade == g]) for g, words in enumerate(GRADES)]
             panels.append(schema.BoxPanel(title=f"{NAMES[name]}, by {grading.words.split()[-1]}", groups=groups))
@@ -149,11 +149,6 @@ def complexity(plan: Plan, store: Store) -> Findings:
             _grows("complexity-length", "s grows with difficulty among texts of equal length", at_equal_length),
         ],
     )  # fmt: skip
-
-
-def _confidence(logits: NDArray[Any]) -> NDArray[Any]:
-    """The highest probability of each row."""
-    return np.asarray(1 / np.exp(logits - logits.max(axis=1, keepdims=True)).sum(axis=1))
 
 
 def _group(name: str, values: NDArray[Any]) -> schema.Group:
@@ -191,7 +186,7 @@ def gradings(plan: Plan, dataset: str, dense: Sequence[Done]) -> list[Grading]:
     if not dense:
         return []
     # Test rows: no dense model was trained on them, so no loss is low because its row was learned by heart.
-    losses = np.mean([done.rows["losses"] for done in dense], axis=0)
+    losses: NDArray[np.float64] = np.mean([done.rows["losses"].astype(np.float64) for done in dense], axis=0)
     by_loss = Grading("thirds of the dense models' loss", losses, thirds(losses))
     if dataset != "snli" or not (agreement := annotators_agreement(plan)):
         return [by_loss]
@@ -241,7 +236,7 @@ def heatmaps(plan: Plan, store: Store) -> Findings:
 
     panels = [
         panel("mean s", "budget", lambda values: values.mean(0, dtype=np.float64)),
-        panel("standard deviation of s", "budget", lambda values: values.std(0)),
+        panel("standard deviation of s", "budget", lambda values: values.std(0, dtype=np.float64)),
         panel("entropy of p, nats", "entropy", lambda values: values.mean(0, dtype=np.float64)),
     ]
     figure = schema.Heatmap(name="heatmaps", kind="heatmap", title=title, panels=panels)
@@ -256,7 +251,7 @@ def _heat_claims(cells: Sequence[Done]) -> list[schema.Claim]:
     if not cells or not {"neutral", "entailment"} <= set(cells[0].run["labels"]):
         return [claim(key, text, None, "no cells") for key, text in words.items()]
     labels, names = cells[0].rows["labels"], cells[0].run["labels"]
-    s = np.mean([done.rows["budget"].mean(1) for done in cells], axis=0)
+    s = np.mean([done.rows["budget"].mean(1, dtype=np.float64) for done in cells], axis=0)
     gap = difference(s[labels == names.index("neutral")], s[labels == names.index("entailment")])
     entropies = [done.rows["entropy"].mean(0, dtype=np.float64) for done in cells]
     trends = [rank_correlation(np.arange(len(values)), values) for values in entropies]
@@ -275,6 +270,8 @@ def attention_maps(plan: Plan, store: Store) -> Findings:
     title = "Figure 5: attention of the most relevant heads on one SNLI pair"
     if not (cells := store.get(plan.learned("snli"))):
         return Findings(title)
+    if not (cells[0].folder / "model.safetensors").exists():
+        return Findings(title, "The cell is here without its weights: train it again to see its attention.")
     opened = Run.open(cells[0].folder)
     model, tokenizer, record = opened.model, load_tokenizer(opened.folder, offline=True), opened.record
     length = plan.scale.training["snli"].max_length

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetformer.errors import ModelError
 from budgetformer.runs.files import read_json
 from budgetformer_reproduction.cells import REMEDY, Cell, Plan
 
@@ -26,8 +27,11 @@ class Done:
     @cached_property
     def rows(self) -> dict[str, NDArray[Any]]:
         """What happened on each test row: the arrays of outcome.npz."""
-        with np.load(self.folder / "outcome.npz", allow_pickle=False) as file:
-            return {name: file[name] for name in file.files}
+        file = self.folder / "outcome.npz"
+        with np.load(file, allow_pickle=False) as arrays:
+            if "correct" not in arrays.files:
+                raise ModelError(f"{file} was written by an earlier version: {REMEDY}")
+            return {name: arrays[name] for name in arrays.files}
 
     @cached_property
     def run(self) -> dict[str, Any]:
@@ -49,7 +53,7 @@ class Done:
 
     @cached_property
     def correct(self) -> NDArray[np.bool_]:
-        return np.asarray(self.rows["logits"].argmax(1) == self.rows["labels"])
+        return np.asarray(self.rows["correct"])
 
     @property
     def accuracy(self) -> float:
@@ -57,7 +61,7 @@ class Done:
 
     @property
     def soft_accuracy(self) -> float:
-        return float((self.rows["soft_logits"].argmax(1) == self.rows["labels"]).mean())
+        return float(self.rows["soft_correct"].mean())
 
     @property
     def s_mean(self) -> float:
