@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from budgetformer.cli.process import keep_freed_memory
 from budgetformer.data.dataset import Texts, open_data
 from budgetformer.data.examples import Example
 from budgetformer.data.tokenizer import load_tokenizer, train_tokenizer
@@ -40,6 +41,7 @@ def compute(plan: Plan, cell: Cell) -> None:
     if cell.variant == TFIDF:
         fit_tfidf(plan, cell)
         return
+    keep_freed_memory()
     folder = plan.cell(cell)
 
     def write_details(

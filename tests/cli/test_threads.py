@@ -189,3 +189,22 @@ def test_small_models_train_on_one_thread(
     monkeypatch.setattr(process, "_CHOSEN_BY_USER", True)
     process.set_training_threads(1, 1)
     assert chosen[-1] == threads
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
+@pytest.mark.parametrize(("variables", "keeps"), [({}, True), ({"MALLOC_MMAP_MAX_": "65536"}, False)])
+def test_training_keeps_freed_memory_unless_the_user_has_said_how(variables: dict[str, str], keeps: bool) -> None:
+    code = """
+import resource
+from pathlib import Path
+import numpy
+from budgetformer.cli import process
+pages = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+before, said = pages(), process.keep_freed_memory()
+large = numpy.ones(2**27, numpy.uint8)
+del large
+print(said, pages() - before > 2**26)
+"""
+    outer = {name: value for name, value in os.environ.items() if not name.startswith("MALLOC_")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**outer, **variables})
+    assert done.stdout.split() == [str(keeps)] * 2, done.stderr

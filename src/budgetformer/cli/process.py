@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
 import signal
@@ -85,6 +86,19 @@ def set_training_threads(tokens: int, width: int) -> None:
 
     if not _CHOSEN_BY_USER and tokens * width**2 < _SMALL_STEP:
         torch.set_num_threads(1)
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep what is freed for the next step of training, instead of handing it back and asking for it again.
+
+    A step asks for the same sizes each time, and new pages take a tenth of it. False, and nothing is changed, with
+    another C library or where the user has set one of glibc's variables.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
+        return False
+    # M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of <malloc.h>
+    return all(mallopt(key, value) for key, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**28)))
 
 
 def leave_process_group() -> None:

@@ -49,7 +49,7 @@ def train(
     as_json: Annotated[bool, typer.Option("--json", help="Print the evaluation as JSON.")] = False,
 ) -> None:
     """Train a classifier on DATA: a run directory with model, evaluation and report."""
-    from budgetformer.cli.process import set_training_threads
+    from budgetformer.cli.process import keep_freed_memory, set_training_threads
     from budgetformer.cli.show import print_json, print_result, print_seeds
     from budgetformer.models.config import BudgetFormerConfig
     from budgetformer.training.run import train_run, train_seeds
@@ -63,6 +63,7 @@ def train(
     if chosen.base is None:
         width = chosen.model.get("hidden_size") or BudgetFormerConfig.preset(chosen.preset).hidden_size
         set_training_threads(chosen.token_budget or (chosen.batch_size or 1) * chosen.max_length, width)
+    keep_freed_memory()
     options: dict[str, Any] = {"with_baseline": with_baseline, "resume": resume, "tensorboard": tensorboard}
     options["examples"] = not no_examples
     if seeds > 1:
