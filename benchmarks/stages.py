@@ -1,6 +1,7 @@
 """Words and exits in pretrained encoders against the dense model trained equally long: one JSON a cell, resumable.
 
     python benchmarks/stages.py run --base DIR [--data-dir DIR] [--datasets ag_news imdb snli] [--seeds 0 1 2]
+                                        [--widths 0.4 0.5]
     python benchmarks/stages.py time --base DIR [--data-dir DIR] [--method both] [--widths 0.4 0.5]
     python benchmarks/stages.py plot
 
@@ -20,7 +21,7 @@ they were interrupted. Trained methods start from the same fine-tuned dense mode
             width, and with every text to the end at several widths
   taught    `both`, with the data set's other training rows as unlabelled ones: one epoch
   dense-taught  `dense` with those rows, for as many steps as `taught`
-  short-distilled  a smaller dense model: the first half of the layers of `start`, trained on with its logits as targets
+  short-distilled  a smaller dense model: the first half of the layers of `start`, trained on with labels and its logits
   tfidf     TF-IDF of words and pairs of them with logistic regression
 Every point is compared with `dense` of its seed row by row, where --runs has it.
 `time` compares a method's model, frozen at some widths, every text through all layers, with Hugging Face's own, which
@@ -216,7 +217,10 @@ def unlabelled(options: argparse.Namespace, dataset: str) -> Path:
 
 
 def distilled(options: argparse.Namespace, dataset: str, runs: Path) -> Model:
-    """The first half of the layers of `start`, trained on from labels and its logits, or gone on with."""
+    """The first half of the layers of `start`, trained on from labels and its logits, or gone on with.
+
+    Other runs learn from their own base, this one from a larger model: there are checkpoints, but no run directory.
+    """
     base, folder, seed = shortened(runs / "start", runs / "start-short", 2), runs / "short-distilled", int(runs.name)
     chosen = recipe(options, dataset, base, options.epochs, gates={"kind": "all"}, exits=None, distill_weight=1.0)
     prepared = prepare(source(options, dataset), chosen, folder, partial(print, file=sys.stderr))
@@ -303,7 +307,7 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
             budgets = line([*shares, "learned", "full"])
             both, taught = (line([f"{name} {share}" for share in (*shares, "learned")]) for name in ("both", "taught"))
             static = line([name for name in rows if name.startswith("everyone at")])
-            narrow = {method: line([f"{method}, width {share:g}" for share in WIDTHS]) for method in NARROW}
+            narrow = {method: line([name for name in rows if name.startswith(f"{method}, width")]) for method in NARROW}
             for number, (curve, label, style) in enumerate((
                 (budgets, "exits", "o-"), (static, "all texts to one stage", "s--"),
                 (line(["short", "short-distilled"]), "a smaller dense model", "*"),
@@ -353,7 +357,9 @@ def main() -> None:
             sub.add_argument("--test-precision", choices=("fp32", "bf16"), default="fp32")
         if name == "run":
             sub.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
-            sub.add_argument("--widths", type=float, nargs="+", default=list(WIDTHS), help="that are scored")
+            sub.add_argument(
+                "--widths", type=float, nargs="+", default=list(WIDTHS), help="shares of the cost to score models at"
+            )
         if name == "time":
             sub.add_argument("--method", choices=sorted(NARROW.keys() - {"untrained"}), default="both")
             sub.add_argument("--widths", type=float, nargs="+", default=[0.4, 0.5])

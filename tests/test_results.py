@@ -121,6 +121,8 @@ def test_the_stages_benchmark_narrows_encoders(
         assert cost[method] == pytest.approx([0.3, 0.4, 0.5, 0.75], abs=0.05)
     assert cost["dense-taught"] == [1.0]
     assert cost["short-distilled"] == [pytest.approx(1 / 3)]  # half of three: one layer
+    steps = (tmp_path / "runs" / "imdb" / "base" / "0" / "short-distilled" / "history.jsonl").read_text().splitlines()
+    assert json.loads(steps[0])["parts"].keys() == {"task", "distill"}
     ends = {point["point"]: point["cost"] for point in points["both"]}
     assert ends["both everyone at layer 3"] == pytest.approx(0.5, abs=0.1)  # the width that it was trained for
     assert ends["both everyone at words"] < 0.01

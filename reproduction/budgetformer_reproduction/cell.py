@@ -68,7 +68,7 @@ def compute(plan: Plan, cell: Cell) -> None:
 
 
 def write_outcome(folder: Path, outcome: Scores, losses: Floats, soft: Any) -> None:
-    """What happened on each test row, as outcome.npz, whole or not at all; in as few bits as the tables need."""
+    """What happened on each test row, as outcome.npz, whole or not at all; in few bits."""
     path = folder / "outcome.npz"
     temporary = path.with_name(".outcome.npz.tmp")
     table, logits = outcome.table, outcome.logits.astype(np.float64)
@@ -81,8 +81,7 @@ def write_outcome(folder: Path, outcome: Scores, losses: Floats, soft: Any) -> N
         "losses": losses.astype(np.float16), "budget": outcome.budget.astype(np.float16),
         "entropy": outcome.entropy.astype(np.float16),
     }  # fmt: skip
-    for name, values in (("heads", outcome.heads), ("labels", table.labels), ("lengths", table.lengths),
-                         ("lines", table.lines)):  # fmt: skip
+    for name, values in (("labels", table.labels), ("lengths", table.lengths), ("lines", table.lines)):
         arrays[name] = values.astype(np.min_scalar_type(int(values.max(initial=0))))
     with named_write_errors(path):
         with temporary.open("wb") as file:

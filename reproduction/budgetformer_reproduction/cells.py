@@ -7,9 +7,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from budgetformer.data.locate import DataSource
-from budgetformer.errors import UsageError
-from budgetformer.runs.files import equal_as_json, read_json
+from budgetformer.errors import ModelError, UsageError
+from budgetformer.runs.files import equal_as_json, named_read_errors, read_json
 from budgetformer.training.recipe import Recipe
 from budgetformer_reproduction.scale import DATASETS, FULL_ROWS, Scale
 
@@ -78,6 +80,7 @@ class Plan:
         record = read_json(file, REMEDY)
         if record["status"] != "done":
             return False
+        check_outcome(file.parent)
         if "recipe" in record and not equal_as_json(
             _settings(record["recipe"]), _settings(self.recipe(cell).to_json())
         ):
@@ -118,6 +121,14 @@ class Plan:
 
     def fixed(self, dataset: str, budget: float) -> list[Cell]:
         return self.each(dataset, f"fixed-{budget:g}", {"gates": {"kind": "fixed", "fixed_budget": budget}})
+
+
+def check_outcome(folder: Path) -> None:
+    """Refuse a finished cell whose outcome.npz is missing, damaged or of an earlier version."""
+    file = folder / "outcome.npz"
+    with named_read_errors(file, REMEDY), np.load(file, allow_pickle=False) as arrays:
+        if "correct" not in arrays.files:
+            raise ModelError(f"{file} was written by an earlier version: {REMEDY}")
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def reproduce(
         bool, typer.Option("--dry-run", help="Build every model, estimate the cost, train nothing.")
     ] = False,
     from_folder: Annotated[
-        Path | None, typer.Option("--from", help="Train nothing: render this directory's results again.")
+        Path | None, typer.Option("--from", help="Train nothing: render, or pack, what is in this directory.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="cost as JSON on standard output.")] = False,
 ) -> None:
@@ -49,7 +49,7 @@ def reproduce(
 
         if from_folder is None:
             raise UsageError("reproduce pack: say where the cells are with --from, and where the files go with -o")
-        for file in pack(from_folder, output):
+        for file in pack(from_folder, output, make_plan(scale, output, seeds, datasets).datasets):
             print(file)
         return
     if from_folder is not None:

@@ -18,7 +18,7 @@ from budgetformer.data.tokenizer import load_tokenizer
 from budgetformer.errors import DataError
 from budgetformer.runs.run import Run
 from budgetformer_reproduction import schema
-from budgetformer_reproduction.cells import Plan
+from budgetformer_reproduction.cells import REMEDY, Plan
 from budgetformer_reproduction.results import NAMES, Findings, claim, over_seeds, table
 from budgetformer_reproduction.statistics import (
     Estimate,
@@ -271,7 +271,7 @@ def attention_maps(plan: Plan, store: Store) -> Findings:
     if not (cells := store.get(plan.learned("snli"))):
         return Findings(title)
     if not (cells[0].folder / "model.safetensors").exists():
-        return Findings(title, "The cell is here without its weights: train it again to see its attention.")
+        return Findings(title, f"The cell is here without its weights: {REMEDY}.")
     opened = Run.open(cells[0].folder)
     model, tokenizer, record = opened.model, load_tokenizer(opened.folder, offline=True), opened.record
     length = plan.scale.training["snli"].max_length

@@ -5,27 +5,30 @@ from __future__ import annotations
 import io
 import json
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from budgetformer.errors import UsageError
-from budgetformer.runs.files import read_json, write_bytes
-from budgetformer_reproduction.cells import REMEDY
+from budgetformer.runs.files import named_write_errors, read_json, write_bytes
+from budgetformer_reproduction.cells import REMEDY, check_outcome
 from budgetformer_reproduction.scale import DATASETS
 
 _RECORD = ("status", "seed", "labels", "model", "recipe", "environment", "data_fingerprint", "training")
 
 
-def pack(source: Path, target: Path) -> list[Path]:
-    """Write TARGET/DATASET.zip with all that tables and figures read of the finished cells in SOURCE; no text, no path.
+def pack(source: Path, target: Path, datasets: Sequence[str] = DATASETS) -> list[Path]:
+    """Write TARGET/DATASET.zip with what tables and figures read of the finished cells in SOURCE; no text, no path.
 
     Unpacked into another folder they are finished cells there, but for the attention maps, which need weights.
     """
     done = [folder for folder in sorted((source / "cells").glob("*")) if _is_done(folder)]
     if not done:
         raise UsageError(f"{source} holds no finished cells (cells/*/run.json): reproduce an experiment into it first")
+    with named_write_errors(target):
+        target.mkdir(parents=True, exist_ok=True)
     files = []
-    for dataset in DATASETS:
+    for dataset in datasets:
         if folders := [folder for folder in done if folder.name.startswith(f"{dataset}-")]:
             content = io.BytesIO()
             with zipfile.ZipFile(content, "w") as archive:
@@ -34,7 +37,6 @@ def pack(source: Path, target: Path) -> list[Path]:
                         info = zipfile.ZipInfo(f"cells/{folder.name}/{name}")  # of a fixed date: same cells, same bytes
                         archive.writestr(info, data, zipfile.ZIP_DEFLATED, 9)
             files.append(target / f"{dataset}.zip")
-            target.mkdir(parents=True, exist_ok=True)
             write_bytes(files[-1], content.getvalue())
     return files
 
@@ -46,6 +48,7 @@ def _is_done(folder: Path) -> bool:
 
 def _files(folder: Path) -> dict[str, bytes]:
     """What is read of a cell, by file name."""
+    check_outcome(folder)
     record: dict[str, Any] = {k: v for k, v in read_json(folder / "run.json", REMEDY).items() if k in _RECORD}
     if "recipe" in record:
         record["recipe"] = {**record["recipe"], "tokenizer": None}  # where it lay

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from budgetformer.errors import DataError
 from budgetformer.evaluate import proportion
 from budgetformer.runs.provenance import environment
-from budgetformer_reproduction.cells import Plan
+from budgetformer_reproduction.cells import REMEDY, Plan
 from budgetformer_reproduction.schema import Claim, Column, Figure, Measured, Provenance, Result, Table, Verdict
 from budgetformer_reproduction.statistics import Estimate, over_rows, student_interval
 from budgetformer_reproduction.store import Done
@@ -102,7 +103,11 @@ def pairs(ours: Sequence[Done], others: Sequence[Done]) -> list[tuple[Done, Done
 
 
 def _gain(ours: Done, other: Done) -> NDArray[np.float64]:
-    assert np.array_equal(ours.rows["lines"], other.rows["lines"]), f"{ours.folder} and {other.folder}: other rows"
+    for name in ("lines", "labels"):
+        if not np.array_equal(ours.rows[name], other.rows[name]):
+            raise DataError(
+                f"{ours.folder} and {other.folder} have other test rows, so they cannot be compared: {REMEDY}"
+            )
     return ours.correct.astype(np.float64) - other.correct
 
 

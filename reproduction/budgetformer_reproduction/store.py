@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from budgetformer.errors import ModelError
 from budgetformer.runs.files import read_json
 from budgetformer_reproduction.cells import REMEDY, Cell, Plan
 
@@ -27,11 +26,8 @@ class Done:
     @cached_property
     def rows(self) -> dict[str, NDArray[Any]]:
         """What happened on each test row: the arrays of outcome.npz."""
-        file = self.folder / "outcome.npz"
-        with np.load(file, allow_pickle=False) as arrays:
-            if "correct" not in arrays.files:
-                raise ModelError(f"{file} was written by an earlier version: {REMEDY}")
-            return {name: arrays[name] for name in arrays.files}
+        with np.load(self.folder / "outcome.npz", allow_pickle=False) as file:
+            return {name: file[name] for name in file.files}
 
     @cached_property
     def run(self) -> dict[str, Any]:

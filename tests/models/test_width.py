@@ -90,9 +90,10 @@ def test_running_some_groups_equals_the_definition(kind: str, gates: dict[str, A
     assert mean == shares if shares in (0, 1) else 0 < mean < 1
 
 
+@pytest.mark.parametrize("options", [{}, {"renormalize": True}, {"keep_heads": True}], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-def test_sorted_units_answer_the_same_from_one_slice_of_each_matrix(kind: str, tmp_path: Path) -> None:
-    model, (ids, mask) = shuffled(kind), ragged()
+def test_sorted_units_answer_the_same_from_neighbours(kind: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model, (ids, mask) = shuffled(kind, {**ORDER, **options}), ragged()
     blocks: list[tuple[int, int]] = []
 
     def recorded(self: BudgetedFeedForward, x: torch.Tensor, parts: Any) -> torch.Tensor:
@@ -101,8 +102,9 @@ def test_sorted_units_answer_the_same_from_one_slice_of_each_matrix(kind: str, t
 
     original, budgets = BudgetedFeedForward.evaluate_blocks, ("full", "mean:0.7", "mean:0.3", "fixed:0.5", "mean:0")
     with torch.no_grad():
-        before = [model(ids, mask, budget=budget) for budget in budgets]
+        before, frozen = [model(ids, mask, budget=budget) for budget in budgets], model.freeze(0.5)(ids, mask).logits
         sort_units(model)
+        torch.testing.assert_close(model.freeze(0.5)(ids, mask).logits, frozen, atol=1e-5, rtol=1e-5)
         model.save_pretrained(tmp_path)
         free = patch.object(feedforward, "costs_on", lambda _: FREE)
         with free, patch.object(BudgetedFeedForward, "evaluate_blocks", recorded):

@@ -22,9 +22,10 @@ from budgetformer_reproduction.grid import GridError
 from budgetformer_reproduction.pack import pack
 from budgetformer_reproduction.published import parameters
 from budgetformer_reproduction.reproduce import EXPERIMENTS, make_plan, run
+from budgetformer_reproduction.results import paired
 from budgetformer_reproduction.scale import DATASETS
 from budgetformer_reproduction.schema import IDS
-from budgetformer_reproduction.store import Done, Store
+from budgetformer_reproduction.store import Store
 from tests.paper.made import make_data, smoke_plan
 
 
@@ -72,7 +73,7 @@ def test_the_tables_say_what_the_cells_did(done: Path, data: str) -> None:
     assert row["topk"]["published"] == 0.8106
     assert row["s"]["mean"] == pytest.approx(float(rows["budget"].astype(float).mean()))
     assert row["s"]["mean"] == pytest.approx(learned.test["budget"]["s_mean"], abs=1e-3)
-    assert row["k"]["mean"] == pytest.approx(float(rows["heads"].mean()) / 4)
+    assert row["k"]["mean"] == learned.test["budget"]["k_over_h"]
     assert rows["lines"].tolist() == list(range(1, 61))
     heat = result_of(done, "heatmaps")["figures"][0]["panels"][0]
     neutral = rows["budget"][rows["labels"] == heat["columns"].index("neutral")].astype(float)
@@ -138,6 +139,10 @@ def test_results_are_rendered_again_without_training(done: Path, tmp_path: Path)
 
 def test_packed_cells_give_the_same_results_elsewhere_and_hold_no_text(done: Path, data: str, tmp_path: Path) -> None:
     packed, there = tmp_path / "packed", tmp_path / "there"
+    rows = [json.loads(line) for line in (Path(data) / "snli" / "test.jsonl").read_text().splitlines()]
+    texts = {row["text"] for row in rows}
+    hardest = json.loads((done / "cells" / "snli-learned-s0" / "evaluation.json").read_text())["test"]["hardest"]
+    assert hardest[0]["text"] in texts  # there is something to leave out
     result = CliRunner().invoke(app, ["reproduce", "pack", "--from", str(done), "-o", str(packed)])
     assert result.exit_code == 0, result.output
     assert result.stdout.split() == [str(packed / f"{name}.zip") for name in DATASETS]
@@ -148,9 +153,9 @@ def test_packed_cells_give_the_same_results_elsewhere_and_hold_no_text(done: Pat
         with zipfile.ZipFile(file) as archive:
             archive.extractall(there)
             for name in archive.namelist():
-                assert str(done) not in archive.read(name).decode("utf-8", "replace"), name
+                content = archive.read(name).decode("utf-8", "replace")
+                assert not [word for word in (str(done), data, *texts) if word in content], name
     assert not list(there.rglob("*.safetensors"))
-    assert "hardest" not in (there / "cells" / "snli-learned-s0" / "evaluation.json").read_text()
     words = ["reproduce", "all", "--scale", "smoke", "-o", str(there)]
     result = CliRunner().invoke(app, words, env={"BUDGETFORMER_DATA": data})
     assert result.exit_code == 0, result.output
@@ -164,9 +169,25 @@ def test_cells_of_an_earlier_version_are_named(tmp_path: Path, data: str) -> Non
     plan = smoke_plan(tmp_path, data)
     cell = plan.learned("snli")[0]
     plan.cell(cell).mkdir(parents=True)
+    for name in ("run", "probes"):
+        (plan.cell(cell) / f"{name}.json").write_text('{"status": "done"}')
+    with pytest.raises(ModelError, match=r"outcome\.npz"):
+        plan.done(cell)
     np.savez(plan.cell(cell) / "outcome.npz", logits=np.zeros((2, 3)))
     with pytest.raises(ModelError, match=r"outcome\.npz was written by an earlier version: delete the cell's"):
-        Done(cell, plan.cell(cell)).correct  # noqa: B018
+        plan.done(cell)
+    with pytest.raises(ModelError, match="earlier version"):
+        pack(tmp_path, tmp_path / "packed")
+
+
+def test_cells_of_other_test_rows_are_not_compared(done: Path, data: str) -> None:
+    plan = smoke_plan(done, data)
+    ours, other = Store(plan).get(plan.learned("snli")), Store(plan).get(plan.dense("snli"))
+    other[0].rows["labels"][0] += 1
+    with pytest.raises(
+        DataError, match="have other test rows, so they cannot be compared: delete the cell's directory"
+    ):
+        paired(ours, other)
 
 
 def test_the_list_tells_what_is_done(done: Path) -> None:

@@ -1,4 +1,4 @@
-"""What the command line changes in its own process before anything heavy is imported; the library changes nothing."""
+"""What the command line changes in its own process; the library changes nothing."""
 
 from __future__ import annotations
 
@@ -92,13 +92,13 @@ def keep_freed_memory() -> bool:
     """Let glibc keep what is freed for the next step of training, instead of handing it back and asking for it again.
 
     A step asks for the same sizes each time, and new pages take a tenth of it. False, and nothing is changed, with
-    another C library or where the user has set one of glibc's variables.
+    another C library or where the user has set one of its variables.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if mallopt is None or any(name.startswith("MALLOC_") for name in os.environ):
+    if mallopt is None or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return False
-    # M_MMAP_MAX, M_TRIM_THRESHOLD and M_TOP_PAD of <malloc.h>
-    return all(mallopt(key, value) for key, value in ((-4, 0), (-1, 2**31 - 1), (-2, 2**28)))
+    # M_MMAP_MAX: none; M_TRIM_THRESHOLD: never, whatever is free; M_TOP_PAD: so much more each time (<malloc.h>)
+    return all(mallopt(key, value) for key, value in ((-4, 0), (-1, -1), (-2, 2**28)))
 
 
 def leave_process_group() -> None:

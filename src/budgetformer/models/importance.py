@@ -85,10 +85,12 @@ def calibrate_thresholds(model: BudgetFormerForSequenceClassification, batches: 
 def sort_units(model: BudgetFormerForSequenceClassification) -> None:
     """Number the heads and groups of each layer by their scores, best first, which changes nothing that they compute.
 
-    What a budget leaves of a layer is then one slice of its matrices instead of many. It is for a model with one order
+    What a budget leaves of a layer is then neighbours, which are computed together. It is for a model with one order
     for all inputs, once that is learned; a delta's base stays as it is.
     """
-    modules: list[Any] = [] if model.config.delta else [*model.attentions, *model.feedforwards]
+    if model.config.delta:
+        return
+    modules: list[Any] = [*model.attentions, *model.feedforwards]
     for module in modules:
         if isinstance(gate := module.allocator, OrderedHeads):
             order = gate.score.argsort(descending=True, stable=True).tolist()

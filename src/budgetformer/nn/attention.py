@@ -72,7 +72,10 @@ class BudgetedAttention(nn.Module):
 
     @torch.no_grad()
     def select(self, heads: Sequence[int]) -> None:
-        """Go on with the weights of these heads, in this order; with all of them it computes what it did."""
+        """Go on with the weights of these heads, in this order: all of them, or those that are `held`.
+
+        The allocator is not told: what it says of a head is now about the one in its place.
+        """
         qkv, out, D, chosen = self.qkv, self.out, len(self.out.weight), list(heads)
         d = D // self.num_heads
         weight, bias = qkv.weight.view(-1, 3 * d, D)[chosen], qkv.bias.view(-1, 3 * d)[chosen]

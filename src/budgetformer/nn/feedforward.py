@@ -109,7 +109,7 @@ class BudgetedFeedForward(nn.Module):
         return work
 
     def select(self, groups: Sequence[int]) -> None:
-        """Go on with the neurons of these groups, in this order; with all of them it computes what it did."""
+        """Go on with the neurons of these groups, in this order; the allocator is not told."""
         first = torch.tensor(groups, dtype=torch.long)[:, None] * self.size
         self.select_neurons((first + torch.arange(self.size)).flatten())
 
