@@ -322,6 +322,9 @@ def draw(points: dict[tuple[str, str], dict[str, list[dict[str, Any]]]]) -> str:
                 if name in rows:
                     value = 100 * np.mean([p["value"] for p in rows[name]])
                     axes.axhline(float(value), color="0.5", linestyle=style, label=label)
+            if any(narrow.values()) and "dense" in rows:  # some widths are useless: they must not flatten the others
+                dense = 100 * np.mean([p["value"] for p in rows["dense"]])
+                axes.set_ylim(bottom=max(axes.get_ylim()[0], float(dense) - 14))
             axes.set_title(f"{dataset}, {encoder}")
             axes.set_xlabel("FLOPs, share of dense")
             axes.set_ylabel("test accuracy, %")
