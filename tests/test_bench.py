@@ -88,7 +88,8 @@ def test_memory_is_measured_in_its_own_process() -> None:
     rows = [memory_row(wide, 32, 256, 0) for _ in range(3)]  # the kernel may disturb one of them
     row = {part: median(row[part] for row in rows) for part in ("block_mib", "model_mib")}
     vectors = 32 * 256 * 64 * 4 / 2**20  # MiB: one for every token
-    assert all(4 * vectors <= row[part] < 40 * vectors for part in ("block_mib", "model_mib"))  # q, k, v and the result
+    # q, k and v; the result may lie in memory that was resident before
+    assert all(3 * vectors <= row[part] < 40 * vectors for part in ("block_mib", "model_mib"))
 
 
 def test_the_verb_prints_rows(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
