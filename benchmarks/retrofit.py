@@ -24,6 +24,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -218,16 +219,20 @@ def tfidf(options: argparse.Namespace, dataset: str) -> dict[str, Any]:
 
 
 def run_cells(options: argparse.Namespace, cell: Any, **facts: Any) -> None:
-    """Compute each cell that has no file yet, and write it with what it was made of."""
+    """Compute each cell that has no file yet, and write it with what it was made of; another such file is refused."""
     results, encoder = Path(options.results), [facts["encoder"]] if "encoder" in facts else []
     results.mkdir(parents=True, exist_ok=True)
     for seed, dataset, method in itertools.product(options.seeds, options.datasets, options.methods):
         file = results / f"{'-'.join([dataset, *encoder, method, str(seed)])}.json"
-        if file.exists():
-            continue
-        began = time.monotonic()
         about = {"dataset": dataset, "method": method, "seed": seed, "train_rows": options.rows, **facts}
         about |= {name: getattr(options, name) for name in ("epochs", "precision", "dropout")}
+        if file.exists():
+            known = json.loads(file.read_text(encoding="utf-8"))
+            for name, value in about.items():
+                if known.get(name, value) != value:
+                    sys.exit(f"{file} has {name} {known[name]}, not {value}: give another --results")
+            continue
+        began = time.monotonic()
         about |= cell(options, dataset, method, seed)
         about |= {"seconds": time.monotonic() - began, "environment": environment()}
         write_text(file, json.dumps(about, indent=2) + "\n")

@@ -5,8 +5,9 @@
     python benchmarks/stages.py time --base DIR [--data-dir DIR] [--method both] [--widths 0.4 0.5]
     python benchmarks/stages.py plot
 
-`run` writes docs/results/stages/DATASET-ENCODER-METHOD-SEED.json and skips what is there; runs themselves go on where
-they were interrupted. Trained methods start from the same fine-tuned dense model and are trained on for equally long:
+`run` writes docs/results/stages/DATASET-ENCODER-METHOD-SEED.json and skips what is there, whatever --widths says; runs
+themselves go on where they were interrupted. Trained methods start from the same fine-tuned dense model and are trained
+on for equally long:
   start     the fine-tuned dense model (not scored)
   dense     the same, trained on: the model to compare with
   staged    words and exits added; scored at `learned`, at shares of the dense cost, in full, and with every text
@@ -59,7 +60,7 @@ from budgetformer.models.importance import rank_heads
 from budgetformer.models.model import BudgetFormerForSequenceClassification as Model
 from budgetformer.models.model import retrofit
 from budgetformer.report.figures import canvas
-from budgetformer.runs.files import write_text
+from budgetformer.runs.files import locked, write_text
 from budgetformer.runs.provenance import environment
 from budgetformer.training.loop import Fit
 from budgetformer.training.prepare import prepare
@@ -229,11 +230,14 @@ def distilled(options: argparse.Namespace, dataset: str, runs: Path) -> Model:
     with torch.autocast("cpu", torch.bfloat16, enabled=options.precision == "bf16"):
         logits = score(TorchEngine(teacher), prepared.splits["train"]).logits
     torch.manual_seed(seed)
-    fit = Fit(
-        build_dense(prepared, chosen).model, prepared.splits["train"], prepared.splits["validation"], chosen, folder,
-        identity_of(prepared, chosen, seed), seed=seed, accelerator=make_accelerator(chosen), teacher=logits,
-    )  # fmt: skip
-    fit.run(resume=True)
+    folder.mkdir(exist_ok=True)
+    with locked(folder, "training"):
+        fit = Fit(
+            build_dense(prepared, chosen).model, prepared.splits["train"], prepared.splits["validation"], chosen,
+            folder, identity_of(prepared, chosen, seed), seed=seed, accelerator=make_accelerator(chosen),
+            teacher=logits,
+        )  # fmt: skip
+        fit.run(resume=True)
     return fit.model
 
 
@@ -277,13 +281,15 @@ def plot(options: argparse.Namespace) -> None:
     for one in sorted(cells, key=lambda c: (c["dataset"], c["encoder"], order[c["method"]], c["seed"])):
         for point in one["points"]:
             encoders = points.setdefault((one["dataset"], one["encoder"]), {})
-            encoders.setdefault(point["point"], []).append(point)
+            encoders.setdefault(point["point"], []).append({**point, "seed": one["seed"]})
     print("| data set | encoder | point | accuracy, % | minus dense, points | cost | other label than full, % |")
     print("| --- | --- | --- | --- | --- | --- | --- |")
     for names, rows in points.items():
+        dense = {p["seed"]: p["value"] for p in rows.get("dense", [])}
         for name, seeds in rows.items():
             values = ", ".join(f"{100 * p['value']:.2f}" for p in seeds)
-            gains = ", ".join(f"{100 * p['versus_dense']['value']:+.2f}" for p in seeds if "versus_dense" in p)
+            minus = [p["value"] - dense[p["seed"]] for p in seeds if name != "dense" and p["seed"] in dense]
+            gains = ", ".join(f"{100 * gain:+.2f}" for gain in minus)
             cost = ", ".join(f"{p['cost']:.3f}" for p in seeds if "cost" in p)
             other = ", ".join(f"{100 * p['disagreement']:.2f}" for p in seeds if "disagreement" in p)
             print("|", " | ".join([*names, name, values, gains, cost, other]), "|")

@@ -84,6 +84,8 @@ def test_the_retrofit_benchmark_runs_every_kind_of_method_once(
     written = [str(tmp_path / "results" / f"imdb-{method}-0.json") for method in methods]
     assert benchmark(*run) == written
     assert benchmark(*run) == []  # what is there is not done again
+    with pytest.raises(SystemExit, match=r"imdb-start-0.json has epochs 1, not 2: give another --results"):
+        benchmark(*run, "--epochs", "2")
     result = {m: json.loads(Path(file).read_text())["points"] for m, file in zip(methods, written, strict=True)}
     (start,), (floor,) = result.pop("start"), result.pop("tfidf")
     assert (start["rows"], start["k_over_h"]) == (80, 1.0)
