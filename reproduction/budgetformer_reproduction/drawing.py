@@ -80,7 +80,9 @@ def _lines(figure: Lines, salt: str) -> str:
             other.grid(visible=False)
             other.set_ylabel(_plain(figure.y2_title, 60))
             _plot(other, right, len(left), " (right)")
-        if all(isinstance(x, int) for series in left for x in series.x):
+        if figure.log_x:
+            axes.set_xscale("log")
+        elif all(isinstance(x, int) for series in left for x in series.x):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if len(left) + len(right) > 1:
             longest = max(len(series.name) for series in (*left, *right))

@@ -82,11 +82,11 @@ def _curves(name: str, cells: Sequence[Done]) -> schema.Lines:
     """Seeds averaged. Training by step (x in epochs), validation at each epoch's end, accuracy on the right."""
     steps, epochs = [done.history("step") for done in cells], [done.history("epoch") for done in cells]
     total = epochs[0][-1]["step"] / epochs[0][-1]["epoch"]
-    logged = min(map(len, steps))
-    numbers = [epoch["epoch"] for epoch in epochs[0]]
+    logged, ended = min(map(len, steps)), min(map(len, epochs))  # seeds may stop early, each at its own epoch
+    numbers = [epoch["epoch"] for epoch in epochs[0][:ended]]
 
     def at_epochs(key: str) -> list[float | None]:
-        values = [[epoch["validation"][key] for epoch in records] for records in epochs]
+        values = [[epoch["validation"][key] for epoch in records[:ended]] for records in epochs]
         return [float(value) for value in np.mean(values, axis=0)]
 
     train = np.array([[record["s_mean"] for record in records[:logged]] for records in steps]).mean(0)

@@ -89,7 +89,7 @@ def _other_verdicts(folder: Path) -> dict[str, dict[str, str]]:
     """By scale and claim: the verdicts of results/SCALE/*.json, which stand beside those of results/*.json."""
     results = {name: [_read_file(file) for file in sorted((folder / "results" / name).glob("*.json"))]
                for name in SCALES}  # fmt: skip
-    return {name: {claim.key: claim.verdict for result in some for claim in result.claims}
+    return {name: {claim.claim: claim.verdict for result in some for claim in result.claims}
             for name, some in results.items() if some}  # fmt: skip
 
 
@@ -159,8 +159,8 @@ def _documents(
             **vars(claim),
             "id": result.id,
             "brief": _brief(claim.evidence),
-            "beside": "".join(
-                f" ({name}: {verdicts[claim.key]})" for name, verdicts in others.items() if claim.key in verdicts
+            "beside": " ".join(
+                f"({name}: {verdicts[claim.claim]})" for name, verdicts in others.items() if claim.claim in verdicts
             ),
         }
         for result in results

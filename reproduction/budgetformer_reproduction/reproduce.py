@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from budgetformer.errors import UsageError
 from budgetformer.runs.files import named_write_errors
-from budgetformer_reproduction import controls, figures, tables
+from budgetformer_reproduction import controls, figures, scaling, tables
 from budgetformer_reproduction.cells import Cell, Plan, Precision
 from budgetformer_reproduction.grid import Failure, GridError, run_grid
 from budgetformer_reproduction.render import read, write
@@ -26,8 +26,8 @@ EXPERIMENTS: dict[str, Callable[[Plan, Store], Findings]] = {
     "main": tables.main,
     "fixed": tables.fixed,
     "random": tables.random,
-    "model-scale": tables.model_scale,
-    "data-scale": tables.data_scale,
+    "model-scale": scaling.model_scale,
+    "data-scale": scaling.data_scale,
     "dynamics": figures.dynamics,
     "complexity": figures.complexity,
     "heatmaps": figures.heatmaps,

@@ -33,11 +33,10 @@ class Findings:
     claims: list[Claim] = field(default_factory=list)
 
     def result(self, name: str, plan: Plan, cells: Sequence[Done]) -> Result:
-        if plan.scale.name == "cpu":  # the explanations are of the published runs, which have that scale
-            explanations = tomllib.loads((Path(__file__).parent / "explanations.toml").read_text(encoding="utf-8"))
-            for claim in self.claims:
-                if claim.verdict == "does not hold":
-                    claim.explanation = " ".join(explanations.get(claim.key, "").split())
+        known = tomllib.loads((Path(__file__).parent / "explanations.toml").read_text(encoding="utf-8"))
+        explanations = known.get(plan.scale.name, {})
+        for claim in self.claims:
+            claim.explanation = " ".join(explanations.get(claim.verdict, {}).get(claim.key, "").split())
         return Result(id=name, scale=plan.scale.name, **vars(self), provenance=_provenance(plan, cells))
 
 

@@ -139,6 +139,7 @@ class Lines(_Figure):
     series: list[Series]
     y2: list[Series] = []
     y2_title: str = ""
+    log_x: bool = False
 
 
 class Group(_Part):

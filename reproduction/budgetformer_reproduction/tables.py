@@ -1,4 +1,4 @@
-"""The paper's tables, each with the numbers that the paper prints: main results, ablations, scales, model sizes."""
+"""The paper's tables, each with the numbers that the paper prints: main results, ablations, model sizes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from budgetformer.cost.flops import Shape, papers_count
-from budgetformer_reproduction.cells import Cell, Plan
+from budgetformer_reproduction.cells import Plan
 from budgetformer_reproduction.published import MAIN_TABLE, PUBLISHED_MIB, carbon_grams, parameters
 from budgetformer_reproduction.results import (
     NAMES,
@@ -21,9 +21,9 @@ from budgetformer_reproduction.results import (
     probed,
     table,
 )
-from budgetformer_reproduction.scale import BUDGETS, FRACTIONS
-from budgetformer_reproduction.schema import OVER_ROWS, Claim, Measured, Table
-from budgetformer_reproduction.statistics import Z95, Estimate, rank_correlation
+from budgetformer_reproduction.scale import BUDGETS
+from budgetformer_reproduction.schema import OVER_ROWS, Claim, Measured
+from budgetformer_reproduction.statistics import Z95, Estimate
 from budgetformer_reproduction.store import Done, Store
 
 _MAIN = {row.dataset: row for row in MAIN_TABLE}
@@ -221,107 +221,6 @@ def random(plan: Plan, store: Store) -> Findings:
             _worse("random-trained", "A model trained with random heads is worse", trained),
         ],
     )
-
-
-# Published, on SNLI: Transformer accuracy, BudgetFormer accuracy, mean s.
-_MODEL_SCALE = {
-    "4L-8H": (0.7835, 0.8106, 0.364), "4L-12H": (0.7847, 0.8080, 0.310), "6L-12H": (0.7922, 0.8065, 0.260),
-    "12L-12H": (0.7808, 0.8193, 0.105),
-}  # fmt: skip
-_DATA_SCALE = {
-    "10 %": (0.6151, 0.6158, 0.445), "25 %": (0.6814, 0.7075, 0.427), "50 %": (0.7243, 0.7738, 0.388),
-    "100 %": (0.7835, 0.8106, 0.364),
-}  # fmt: skip
-
-
-def model_scale(plan: Plan, store: Store) -> Findings:
-    """Table 5: depth and heads on SNLI."""
-    sizes = [
-        Twins(shape, store.get(_shaped(plan, shape, plan.dense("snli")) if shape in plan.scale.dense_shapes else []),
-              store.get(_shaped(plan, shape, plan.learned("snli"))))
-        for shape in plan.scale.shapes if "snli" in plan.datasets
-    ]  # fmt: skip
-    changes = {**plan.scale.model_scale, **plan.scale.model_scale_recipe}
-    words = ", ".join(f"{key} {value:g}" for key, value in changes.items())
-    note = f"All sizes of this table have {words}, unlike the other tables: look at the accuracies too."
-    return Findings(
-        "Table 5: model size on SNLI",
-        tables=[_scaled("model-scale", "Layers (L) and heads (H)", sizes, _MODEL_SCALE, note if changes else "")],
-        claims=[_falling("model-scale", "s falls as the model grows", sizes)],
-    )
-
-
-def _shaped(plan: Plan, shape: str, ordinary: list[Cell]) -> list[Cell]:
-    """Cells at another depth and number of heads; the paper's own shape is the ordinary cell."""
-    layers, heads = plan.scale.shapes[shape]
-    options = {"num_hidden_layers": layers, "num_attention_heads": heads, **plan.scale.model_scale}
-    usual = {"num_hidden_layers": 4, "num_attention_heads": 8, **plan.scale.model}
-    if not plan.scale.model_scale_recipe and all(usual.get(key) == value for key, value in options.items()):
-        return ordinary
-    model, variant = {**options, **ordinary[0].model}, f"{ordinary[0].variant}-{shape}"
-    return plan.each("snli", variant, model, recipe=plan.scale.model_scale_recipe)
-
-
-def data_scale(plan: Plan, store: Store) -> Findings:
-    """Table 6: the share of SNLI's training rows."""
-    sizes = [
-        Twins(f"{100 * share:g} %", store.get(plan.dense("snli", share) if share in plan.scale.dense_fractions else []),
-              store.get(plan.learned("snli", share)))
-        for share in FRACTIONS if "snli" in plan.datasets
-    ]  # fmt: skip
-    note = "The number of epochs is the same, so fewer rows mean fewer steps."
-    scaled = [_scaled("data-scale", "Share of the scale's training rows", sizes, _DATA_SCALE, note)]
-    return Findings(
-        "Table 6: training rows on SNLI",
-        tables=[*scaled, *([_widths(plan, store)] if plan.scale.widths else [])],
-        claims=[_falling("data-scale", "s falls as the training rows grow", sizes)],
-    )
-
-
-def _widths(plan: Plan, store: Store) -> Table:
-    """Dense models of several widths on all rows."""
-    rows = []
-    for width in plan.scale.widths:
-        options = {"gates": {"kind": "all"}, "hidden_size": width, "intermediate_size": 4 * width}
-        usual = width == plan.scale.model.get("hidden_size")
-        cells = store.get(plan.dense("snli") if usual else plan.each("snli", f"dense-width{width}", options))
-        rows.append({
-            ("width", "Width"): width,
-            ("dense", "Transformer accuracy", 4): accuracy(cells),
-            ("epochs", "best epoch", 1): over_seeds(cells, lambda d: d.run["training"]["kept_epoch"]),
-            ("parameters", "parameters"): over_seeds(cells, lambda d: d.run["model"]["parameters"]),
-        })  # fmt: skip
-    return table("widths", "SNLI: the width of a dense model, all training rows of the scale", rows)
-
-
-def _scaled(name: str, title: str, sizes: list[Twins], published: Mapping[str, Any], note: str) -> Table:
-    rows = []
-    for size, dense, ours in sizes:
-        printed = published.get(size, (None, None, None))
-        rows.append({
-            ("size", "Size"): size,
-            ("dense", "Transformer accuracy", 4): accuracy(dense, printed[0]),
-            ("topk", "BudgetFormer accuracy", 4): accuracy(ours, printed[1]),
-            ("s", "mean s", 3): over_seeds(ours, lambda d: d.s_mean, printed[2]),
-            ("k", "executed k/H", 3): over_seeds(ours, lambda d: d.k_over_h),
-        })  # fmt: skip
-    return table(name, title, rows, note)
-
-
-def _falling(key: str, words: str, sizes: list[Twins]) -> Claim:
-    """Whether s falls from each size to the next: by rank correlation, in every seed."""
-    trained = [t for t in sizes if t.ours]
-    if len(trained) < 2:
-        return claim(key, words, None, "fewer than two sizes were trained")
-    by_seed = [{done.cell.seed: done.s_mean for done in t.ours} for t in trained]
-    seeds, order = sorted(set.intersection(*map(set, by_seed))), np.arange(len(trained))
-    trends = [rank_correlation(order, np.array([s[seed] for s in by_seed])) for seed in seeds]
-    means = ", ".join(f"{t.name} {np.mean([done.s_mean for done in t.ours]):.3f}" for t in trained)
-    evidence = (
-        f"Mean s: {means}. Rank correlation by seed: {', '.join(f'{trend:+.2f}' for trend in trends)}. "
-        "Rule: it is negative in every seed."
-    )
-    return claim(key, words, all(trend < 0 for trend in trends) if trends else None, evidence)
 
 
 def sizes(plan: Plan, store: Store) -> Findings:

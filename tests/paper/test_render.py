@@ -18,7 +18,7 @@ import pytest
 
 from budgetformer.errors import DataError
 from budgetformer_reproduction.render import read, write
-from budgetformer_reproduction.schema import IDS, Result
+from budgetformer_reproduction.schema import IDS, VERDICTS, Result
 
 EVIL = r"<b>50% & $x_i$ #1 {a} ~ ^ \n | [y] *z* `q` -- 中 “w”"
 PROVENANCE = {
@@ -241,15 +241,21 @@ def test_verdicts_of_another_scale_stand_beside(tmp_path: Path) -> None:
     results = [Result.model_validate(r) for r in sample()]
     assert "(smoke: " not in text(write(results, tmp_path)[0].parents[1], "reproduction.md")
     (tmp_path / "results" / "smoke").mkdir()
+    verdicts = {}
     for file in (tmp_path / "results").glob("*.json"):
         small = json.loads(file.read_text()) | {"scale": "smoke"}
         for claim in small["claims"]:
-            claim["verdict"] = "not tested"
+            verdicts[claim["claim"]] = claim["verdict"] = VERDICTS[len(verdicts) % len(VERDICTS)]
         (tmp_path / "results" / "smoke" / file.name).write_text(json.dumps(small))
-    write(results, tmp_path)
-    claims = sum(len(r.claims) for r in results)
-    for name in ("reproduction.md", "reproduction.html", "reproduction.tex"):
-        assert text(tmp_path, name).count("(smoke: not tested)") == claims > 0
+    assert len(set(verdicts.values())) > 1
+    write(read(tmp_path), tmp_path)  # as it is rendered again
+    page = text(tmp_path, "reproduction.md")
+    for result in results:
+        for made in result.claims:
+            line = next(line for line in page.splitlines() if line.startswith(f"| {made.claim} |"))
+            assert f"**{made.verdict}** (smoke: {verdicts[made.claim]})" in line
+    for name in ("reproduction.html", "reproduction.tex"):
+        assert text(tmp_path, name).count("(smoke: ") == len(verdicts)
 
 
 def test_html_says_everything_and_needs_nothing_but_itself(folder: Path) -> None:

@@ -3,7 +3,9 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +19,15 @@ from budgetformer_reproduction.cell import make_tokenizer
 from budgetformer_reproduction.cells import Cell, Plan
 from budgetformer_reproduction.controls import same_flops, same_heads
 from budgetformer_reproduction.dry_run import config_of, load_of
-from budgetformer_reproduction.figures import annotators_agreement, gradings
+from budgetformer_reproduction.figures import annotators_agreement, dynamics, gradings
 from budgetformer_reproduction.grid import GridError
 from budgetformer_reproduction.pack import pack
 from budgetformer_reproduction.published import parameters
 from budgetformer_reproduction.reproduce import EXPERIMENTS, make_plan, run
-from budgetformer_reproduction.results import paired
-from budgetformer_reproduction.scale import DATASETS
-from budgetformer_reproduction.schema import IDS
+from budgetformer_reproduction.results import Findings, claim, paired
+from budgetformer_reproduction.scale import DATASETS, SCALES
+from budgetformer_reproduction.scaling import rows_needed
+from budgetformer_reproduction.schema import IDS, Lines, Series
 from budgetformer_reproduction.store import Store
 from tests.paper.made import make_data, smoke_plan
 
@@ -95,6 +98,65 @@ def test_words_and_exits_and_other_widths_stand_beside(done: Path, data: str) ->
     widths = result_of(done, "data-scale")["tables"][1]["rows"]
     assert [r["width"] for r in widths] == [8, 16]
     assert widths[0]["parameters"]["mean"] < widths[1]["parameters"]["mean"]
+
+
+def test_the_learning_curve_stands_beside_the_papers(done: Path, data: str) -> None:
+    (figure,) = result_of(done, "data-scale")["figures"]
+    names = ["Transformer, width 8", "BudgetFormer, width 8", "Transformer, width 16"]
+    names += ["Transformer, the paper's", "BudgetFormer, the paper's"]
+    assert ([series["name"] for series in figure["series"]], figure["log_x"]) == (names, True)
+    dense, ours, wide, paper, _ = figure["series"]
+    plan = smoke_plan(done, data)
+    assert (dense["x"], dense["y"]) == ([200], [Store(plan).get(plan.dense("snli"))[0].accuracy])
+    assert (ours["x"], wide["x"]) == ([20, 50, 100, 200], [200])
+    assert (paper["x"], paper["y"]) == ([54937, 137342, 274684, 549367], [0.6151, 0.6814, 0.7243, 0.7835])
+
+
+@pytest.mark.parametrize(
+    ("rows", "values", "words"),
+    [
+        ([], [], r"^$"),
+        ([1000], [0.5], r"^With 1,000 training rows our Transformer has 0.5000; the paper's has 0.7835 with 549,367.$"),
+        # halfway between the paper's first two points: sqrt(54,937 x 137,342) = 86,862 rows, (0.6151 + 0.6814) / 2
+        ([86862], [0.7], r"has 0.7000; the paper's has 0.6482 with as many .* and 0.7835 with 549,367.$"),
+        # 5 points a doubling, 3.35 points missing: 4,000 x 2^0.67 = 6,364
+        ([1000, 2000, 4000], [0.65, 0.7, 0.75], r"gain ours \+5.0 points: if that goes on, it takes 6,364 rows"),
+        ([1000, 2000], [0.6, 0.5], r"gain ours -10.0 points.$"),
+        ([1000, 2000], [0.7, 0.8], r"gain ours \+10.0 points.$"),
+    ],
+)
+def test_the_rows_that_the_papers_accuracy_needs(rows: list[int], values: list[float], words: str) -> None:
+    assert re.search(words, rows_needed(Series(name="dense", x=rows, y=values)))
+
+
+def test_seeds_that_stop_early_are_drawn_as_far_as_all_go(done: Path, data: str, tmp_path: Path) -> None:
+    plan = replace(smoke_plan(tmp_path, data, "imdb"), seeds=(0, 1))
+    cells = plan.learned("imdb")
+    for cell, epochs in zip(cells, (3, 2), strict=True):
+        shutil.copytree(done / "cells" / "imdb-learned-s0", plan.cell(cell))
+        file = plan.cell(cell) / "history.jsonl"
+        records = [json.loads(line) for line in file.read_text().splitlines()]
+        (epoch,) = (record for record in records if record["kind"] == "epoch")
+        steps = [record for record in records if record["kind"] == "step"]
+        more = [
+            epoch | {"epoch": n, "validation": epoch["validation"] | {"score": n / 10}} for n in range(1, epochs + 1)
+        ]
+        file.write_text("".join(json.dumps(record) + "\n" for record in steps + more))
+    (figure,) = dynamics(plan, Store(plan)).figures
+    assert isinstance(figure, Lines)
+    assert (figure.y2[0].x, figure.y2[0].y) == ([1, 2], [0.1, 0.2])
+
+
+def test_an_explanation_is_of_one_scale_and_verdict(done: Path, data: str) -> None:
+    plan = smoke_plan(done, data)
+    texts = {}
+    for scale in ("cpu", "smoke"):
+        for verdict in (False, True):
+            findings = Findings("", claims=[claim("dynamics", "s falls during training", verdict, "")])
+            result = findings.result("dynamics", replace(plan, scale=SCALES[scale]), [])
+            texts[scale, verdict] = result.claims[0].explanation
+    assert texts["cpu", False].startswith("Tried: how much was learned by then.")
+    assert [texts[key] for key in (("cpu", True), ("smoke", False), ("smoke", True))] == ["", "", ""]
 
 
 def test_the_second_wave_matches_the_first(done: Path, data: str) -> None:
