@@ -73,7 +73,7 @@ def data_scale(plan: Plan, store: Store) -> Findings:
         "Table 6: training rows on SNLI",
         rows_needed(series[0]),
         tables=[*tables, *([_widths(widths)] if widths else [])],
-        figures=[figure],
+        figures=[figure] if sizes else [],
         claims=[_falling("data-scale", "s falls as the training rows grow", sizes)],
     )
 
@@ -126,10 +126,13 @@ def rows_needed(dense: schema.Series) -> str:
 
 
 def _wide(plan: Plan, width: int) -> list[Cell]:
-    """Dense cells of another width; the scale's own is the ordinary cell."""
+    """Dense cells of another width, whose learning rate falls as the width grows; the scale's own is the usual cell."""
+    usual = plan.scale.model["hidden_size"]
+    if width == usual:
+        return plan.dense("snli")
     options = {"gates": {"kind": "all"}, "hidden_size": width, "intermediate_size": 4 * width}
-    usual = width == plan.scale.model.get("hidden_size")
-    return plan.dense("snli") if usual else plan.each("snli", f"dense-width{width}", options)
+    recipe = {"learning_rate": plan.scale.recipe["learning_rate"] * usual / width}
+    return plan.each("snli", f"dense-width{width}", options, recipe=recipe)
 
 
 def _widths(widths: Mapping[int, list[Done]]) -> Table:
@@ -140,7 +143,8 @@ def _widths(widths: Mapping[int, list[Done]]) -> Table:
         ("epochs", "best epoch", 1): over_seeds(cells, lambda d: d.run["training"]["kept_epoch"]),
         ("parameters", "parameters"): over_seeds(cells, lambda d: d.run["model"]["parameters"]),
     } for width, cells in widths.items()]  # fmt: skip
-    return table("widths", "SNLI: the width of a dense model, all training rows of the scale", rows)
+    note = "Learning rate times width is the same in all."
+    return table("widths", "SNLI: the width of a dense model, all training rows of the scale", rows, note)
 
 
 def _scaled(

@@ -98,6 +98,9 @@ def test_words_and_exits_and_other_widths_stand_beside(done: Path, data: str) ->
     widths = result_of(done, "data-scale")["tables"][1]["rows"]
     assert [r["width"] for r in widths] == [8, 16]
     assert widths[0]["parameters"]["mean"] < widths[1]["parameters"]["mean"]
+    rates = {d: json.loads((done / "cells" / f"snli-{d}-s0" / "run.json").read_text())["recipe"]["learning_rate"]
+             for d in ("dense", "dense-width16")}  # fmt: skip
+    assert rates == {"dense": 3e-3, "dense-width16": 1.5e-3}
 
 
 def test_the_learning_curve_stands_beside_the_papers(done: Path, data: str) -> None:
