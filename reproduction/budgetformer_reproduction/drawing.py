@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap, to_rgb
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from budgetformer.report.figures import BLUE, GREEN, GREY, INK, ORANGE, canvas
 from budgetformer_reproduction.schema import (
@@ -82,6 +82,9 @@ def _lines(figure: Lines, salt: str) -> str:
             _plot(other, right, len(left), " (right)")
         if figure.log_x:
             axes.set_xscale("log")
+            axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+            axes.xaxis.set_minor_formatter("")
         elif all(isinstance(x, int) for series in left for x in series.x):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
         if len(left) + len(right) > 1:

@@ -112,6 +112,9 @@ def test_the_learning_curve_stands_beside_the_papers(done: Path, data: str) -> N
     plan = smoke_plan(done, data)
     assert (dense["x"], dense["y"]) == ([200], [Store(plan).get(plan.dense("snli"))[0].accuracy])
     assert (ours["x"], wide["x"]) == ([20, 50, 100, 200], [200])
+    drawn = (done / "figures" / "data-scale-learning-curve.svg").read_text()
+    assert "100,000" in drawn
+    assert "mathdefault" not in drawn
     assert (paper["x"], paper["y"]) == ([54937, 137342, 274684, 549367], [0.6151, 0.6814, 0.7243, 0.7835])
 
 
