@@ -47,7 +47,7 @@ class Plan:
     datasets: tuple[str, ...] = DATASETS
     data_dir: str | None = None
     pair: tuple[str, str] = ("", "")  # the two texts of the attention maps
-    precision: Precision = "fp32"  # of training
+    precision: Precision = "fp32"  # of training, for cells that are not finished
     flop_rate: float | None = None  # FLOPs a second that a dry run assumes; None: those that it measures
 
     def source(self, dataset: str, fraction: float = 1.0) -> DataSource:
@@ -132,6 +132,7 @@ def check_outcome(folder: Path) -> None:
 
 
 def _settings(recipe: dict[str, Any]) -> dict[str, Any]:
-    """What decides a result: not where the tokenizer lies. A key that the record does not know yet has its default."""
+    """What makes a cell another one: not where the tokenizer lies, nor the precision that a machine is fast in, which
+    results state. A key that the record does not know yet has its default."""
     known = {**Recipe().to_json(), **recipe}
-    return {key: value for key, value in known.items() if key not in ("tokenizer", "checkpoint_minutes")}
+    return {key: value for key, value in known.items() if key not in ("tokenizer", "checkpoint_minutes", "precision")}

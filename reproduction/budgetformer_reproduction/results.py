@@ -119,14 +119,16 @@ def _provenance(plan: Plan, cells: Sequence[Done]) -> Provenance:
     """Commit, machine, versions, seeds, data and cost of the cells behind a result."""
     environments: list[Any] = [done.run["environment"] for done in cells] or [environment()]
     first = environments[0]
+    machines = {made["gpu"] or f"{made['cpu']} ({made.get('cpu_flags', '')})": None for made in environments}
+    precisions = {done.run["recipe"]["precision"] for done in cells if "recipe" in done.run}  # TF-IDF has no recipe
     return Provenance(
         commit=", ".join(sorted({str(made["commit"]) for made in environments})),
         version=first["budgetformer"],
-        machine=first["gpu"] or first["cpu"],
+        machine="; ".join(machines),
         threads=first["threads"],
         torch=first["torch"],
         python=first["python"],
-        precision=plan.precision,
+        precision=" and ".join(sorted(precisions)) or plan.precision,
         seeds=list(plan.seeds),
         data={done.cell.dataset: done.run["data_fingerprint"] for done in cells},
         cells=len(cells),
