@@ -30,7 +30,12 @@ def reproduce(
         bool, typer.Option("--dry-run", help="Build every model, estimate the cost, train nothing.")
     ] = False,
     from_folder: Annotated[
-        Path | None, typer.Option("--from", help="Train nothing: render, or pack, what is in this directory.")
+        Path | None,
+        typer.Option(
+            "--from",
+            help="Train nothing: render the results in this directory, with an ID those of its finished cells; "
+            "or pack them.",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="cost as JSON on standard output.")] = False,
 ) -> None:
@@ -42,7 +47,7 @@ def reproduce(
     if which == "cost":
         _print_cost(as_json)
         return
-    from budgetformer_reproduction.reproduce import choose, list_experiments, make_plan, render, run
+    from budgetformer_reproduction.reproduce import choose, list_experiments, make_plan, render, run, tabulate
 
     if which == "pack":
         from budgetformer_reproduction.pack import pack
@@ -53,7 +58,8 @@ def reproduce(
             print(file)
         return
     if from_folder is not None:
-        render(from_folder, output)
+        plan = make_plan(scale, from_folder, seeds, datasets)
+        render(from_folder, output, tabulate(plan, choose(which))[0] if which else None)
         return
     plan = make_plan(scale, output, seeds, datasets)
     if which == "list":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -112,20 +112,31 @@ def run(plan: Plan, experiments: Sequence[str], jobs: int = 1) -> None:
     while cells or not results:
         failures += run_grid(plan, list(cells.values()), jobs)
         tried |= cells
-        cells = {}
-        for name in experiments:
-            store = Store(plan)
-            results[name] = EXPERIMENTS[name](plan, store).result(name, plan, store.done)
-            cells |= {cell: asked for cell, asked in store.asked.items() if cell not in tried}
-    earlier = {result.id: result for result in read(plan.folder)}
-    with named_write_errors(plan.folder):
-        write([*(earlier | results).values()], plan.folder)
+        results, asked = tabulate(plan, experiments)
+        cells = {name: cell for name, cell in asked.items() if name not in tried}
+    render(plan.folder, plan.folder, results)
     if failures:
         raise GridError(failures)
 
 
-def render(source: Path, folder: Path) -> None:
-    """Write the documents of all results that a folder holds, also those of earlier calls; nothing is trained."""
-    if not (results := read(source)):
+def tabulate(plan: Plan, experiments: Sequence[str]) -> tuple[dict[str, Result], dict[str, Cell]]:
+    """The results of experiments from the cells that are finished, and all cells that they ask for, by name."""
+    results, asked = dict[str, Result](), dict[str, Cell]()
+    for name in experiments:
+        store = Store(plan)
+        results[name] = EXPERIMENTS[name](plan, store).result(name, plan, store.done)
+        asked |= store.asked
+    return results, asked
+
+
+def render(source: Path, folder: Path, new: Mapping[str, Result] | None = None) -> None:
+    """Write the documents of the new results and of all others that a folder holds; nothing is trained.
+
+    A new one without a table or figure (attention maps, where the weights are not) leaves the one that is there.
+    """
+    results = {result.id: result for result in read(source)}
+    results |= {name: r for name, r in (new or {}).items() if r.tables or r.figures or name not in results}
+    if not results:
         raise UsageError(f"{source} holds no results (results/*.json): reproduce an experiment into it first")
-    write(results, folder)
+    with named_write_errors(folder):
+        write(list(results.values()), folder)

@@ -233,6 +233,44 @@ def test_packed_cells_give_the_same_results_elsewhere_and_hold_no_text(done: Pat
     assert "without its weights" in result_of(there, "attention-maps")["summary"]
 
 
+def test_tables_of_the_finished_cells_without_training(done: Path, data: str, tmp_path: Path) -> None:
+    plan, there, shown = smoke_plan(tmp_path / "there", data), tmp_path / "there", tmp_path / "shown"
+    shutil.copytree(done, there)
+    for file in there.rglob("model.safetensors"):
+        file.unlink()
+    for cell in (*plan.fixed("snli", 0.5), *plan.staged("snli")):
+        shutil.rmtree(plan.cell(cell))
+    shutil.rmtree(there / "logs")
+    result = result_of(there, "main")
+    (there / "results" / "main.json").write_text(json.dumps({**result, "title": "an earlier one"}))
+    words = ["reproduce", "all", "--scale", "smoke", "--from", str(there), "-o", str(shown)]
+    done_again = CliRunner().invoke(app, words, env={"BUDGETFORMER_DATA": data})
+    assert done_again.exit_code == 0, done_again.output
+    assert not (there / "logs").exists()
+    assert not plan.cell(plan.staged("snli")[0]).exists()
+    row = {row["dataset"]: row for row in result_of(shown, "main")["tables"][0]["rows"]}["SNLI"]
+    assert row["staged"] == {"mean": None}
+    assert row["dense"] == {r["dataset"]: r for r in result["tables"][0]["rows"]}["SNLI"]["dense"]
+    assert result_of(shown, "main")["title"] == result["title"]
+    assert result_of(shown, "needs") == result_of(done, "needs")
+    assert result_of(shown, "attention-maps") == result_of(done, "attention-maps")  # its weights are gone: it stays
+
+
+def test_a_cell_of_another_precision_counts_and_results_name_both(done: Path, data: str, tmp_path: Path) -> None:
+    shutil.copytree(done, tmp_path / "there")
+    plan = smoke_plan(tmp_path / "there", data)
+    file = plan.cell(plan.dense("snli")[0]) / "run.json"
+    record = json.loads(file.read_text())
+    record["recipe"]["precision"], record["environment"]["cpu_flags"] = "bf16", "avx512_bf16"
+    file.write_text(json.dumps(record))
+    made = EXPERIMENTS["heatmaps"](plan, store := Store(plan)).result("heatmaps", plan, store.done).provenance
+    assert made.precision == "fp32"
+    made = EXPERIMENTS["main"](plan, store := Store(plan)).result("main", plan, store.done).provenance
+    assert made.precision == "bf16 and fp32"
+    assert made.machine.endswith("(avx512_bf16)") or "(avx512_bf16); " in made.machine
+    assert len(made.machine.split("; ")) == 2
+
+
 def test_cells_of_an_earlier_version_are_named(tmp_path: Path, data: str) -> None:
     plan = smoke_plan(tmp_path, data)
     cell = plan.learned("snli")[0]
