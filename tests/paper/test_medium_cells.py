@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import zipfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ PACKED = sorted((Path(__file__).parents[2] / "reproduction" / "cells" / "medium"
 def test_packed_cells_count_as_done(file: Path, tmp_path: Path) -> None:
     with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path)
-    plan = replace(make_plan("medium", tmp_path, seeds=3), precision="bf16")
+    plan = make_plan("medium", tmp_path, seeds=3)
     controls(plan, store := Store(plan))  # they ask for more cells once they have seen the first ones
     known, names = needed(plan, list(EXPERIMENTS)) | store.asked, [f.name for f in (tmp_path / "cells").iterdir()]
     assert names
