@@ -182,9 +182,11 @@ def _attention(figure: Attention, salt: str) -> str:
     longest = max((len(_plain(t, 14)) for p in panels for t in (*p.rows, *p.columns)), default=1)
     label = longest * size * 0.0075 + 0.15
     top = _strongest(figure) or 1.0
-    with _panels(figure, panels, salt, max(2.0, tokens * step) + label, tokens * step + label + 0.4) as (drawn, svg):
-        for axes, panel, _ in drawn:
-            _ticks(axes, panel.rows, panel.columns, size, rotated=True)
+    width, height = max(2.5, tokens * step + 0.2), tokens * step + label + 0.4
+    with _panels(figure, panels, salt, width, height, margin=label) as (drawn, svg):
+        for axes, panel, opens in drawn:
+            named = opens or panel.rows != panels[0].rows
+            _ticks(axes, panel.rows if named else [], panel.columns, size, rotated=True)
             if panel.rows and panel.columns:
                 # No attention is no ink, so that the map sits on any page.
                 shades = [[(*to_rgb(BLUE), (v or 0.0) / top) for v in row] for row in panel.values]
