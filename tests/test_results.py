@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 import shutil
 import sys
@@ -188,5 +189,9 @@ def test_the_tables_of_the_rivals_are_the_results(
     assert short in (ROOT / "README.md").read_text(encoding="utf-8")
     assert long.strip() in (ROOT / "docs" / "rivals.md").read_text(encoding="utf-8")
     for name in ("rivals.svg", "rivals.json"):
-        made = (tmp_path / "results" / name).read_text(encoding="utf-8")
-        assert made == (published / name).read_text(encoding="utf-8")
+        # The ids of a drawing are hashes of coordinates to the last bit, which differs between processors.
+        made, expected = (
+            re.sub(r"\b[mp][0-9a-f]{10}\b", "id", (folder / name).read_text(encoding="utf-8"))
+            for folder in (tmp_path / "results", published)
+        )
+        assert made == expected

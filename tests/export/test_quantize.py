@@ -41,7 +41,7 @@ def error(weights: list[np.ndarray], outlier: float) -> float:
     name = full.graph.output[0].name
     expected = OnnxGraph(full.SerializeToString()).run(batch(outlier, seed=2))[name]
     assert outputs[name].shape == expected.shape
-    quantize(full, scales, bits=8)
+    quantize(full, scales, bits=7)  # 8 saturate on some processors
     assert {node.op_type for node in full.graph.node} == {"Mul", "QuantizeLinear", "MatMulIntegerToFloat"}
     y = OnnxGraph(full.SerializeToString()).run(batch(outlier, seed=2))[name]
     return float(np.abs(y - expected).mean() / np.abs(expected).mean())
