@@ -86,9 +86,8 @@ def write(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def _other_verdicts(folder: Path) -> dict[str, dict[str, str]]:
-    """By scale and claim: the verdicts of results/SCALE/*.json, which stand beside those of results/*.json."""
-    results = {name: [_read_file(file) for file in sorted((folder / "results" / name).glob("*.json"))]
-               for name in SCALES}  # fmt: skip
+    """By scale and claim: the verdicts of a reproduction in FOLDER/SCALE, which stand beside those of FOLDER."""
+    results = {name: read(folder / name) for name in SCALES}
     return {name: {claim.claim: claim.verdict for result in some for claim in result.claims}
             for name, some in results.items() if some}  # fmt: skip
 
@@ -169,7 +168,7 @@ def _documents(
     counts = Counter(claim["verdict"] for claim in claims)
     scales = dict.fromkeys(result.scale for result in results)
     facts = {
-        "reading": _READING, "experiments": experiments, "claims": claims, "made": _made(results),
+        "reading": _READING, "scales": list(others), "experiments": experiments, "claims": claims, "made": _made(results),
         "counts": [(verdict, counts[verdict]) for verdict in VERDICTS],
         "tally": ", ".join(f"{verdict}: {counts[verdict]}" for verdict in VERDICTS) + ".",
         "notices": [_SCALES[scale] for scale in scales if scale in _SCALES],

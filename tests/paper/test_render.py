@@ -240,16 +240,17 @@ def test_markdown_says_everything(folder: Path) -> None:
 def test_verdicts_of_another_scale_stand_beside(tmp_path: Path) -> None:
     results = [Result.model_validate(r) for r in sample()]
     assert "(smoke: " not in text(write(results, tmp_path)[0].parents[1], "reproduction.md")
-    (tmp_path / "results" / "smoke").mkdir()
+    (tmp_path / "smoke" / "results").mkdir(parents=True)
     verdicts = {}
     for file in (tmp_path / "results").glob("*.json"):
         small = json.loads(file.read_text()) | {"scale": "smoke"}
         for claim in small["claims"]:
             verdicts[claim["claim"]] = claim["verdict"] = VERDICTS[len(verdicts) % len(VERDICTS)]
-        (tmp_path / "results" / "smoke" / file.name).write_text(json.dumps(small))
+        (tmp_path / "smoke" / "results" / file.name).write_text(json.dumps(small))
     assert len(set(verdicts.values())) > 1
     write(read(tmp_path), tmp_path)  # as it is rendered again
     page = text(tmp_path, "reproduction.md")
+    assert "[smoke](smoke/reproduction.md)" in page
     for result in results:
         for made in result.claims:
             line = next(line for line in page.splitlines() if line.startswith(f"| {made.claim} |"))
