@@ -38,6 +38,8 @@ def ablation(plan: Plan, store: Store) -> Findings:
     for name, (words, options) in _ABLATIONS.items():
         recipe = {"gate_rate": PRESETS["small"].gate_rate} if name == "ours" else None
         cells = store.get(plan.each("snli", name, options, recipe=recipe))
+        if not cells:
+            continue
         rows.append({
             ("variant", "Variant"): words,
             ("soft", "accuracy, all heads weighted", 4): over_seeds(cells, lambda d: d.soft_accuracy),
@@ -46,7 +48,8 @@ def ablation(plan: Plan, store: Store) -> Findings:
             ("s", "mean s", 3): over_seeds(cells, lambda d: d.s_mean),
             ("k", "executed k/H", 3): over_seeds(cells, lambda d: d.k_over_h),
         })  # fmt: skip
-    return Findings("SNLI: what the paper leaves open", tables=[table("ablation", "Variants of the method", rows)])
+    tables = [table("ablation", "Variants of the method", rows)] if len(rows) > 1 else []
+    return Findings("SNLI: what the paper leaves open", tables=tables)
 
 
 def controls(plan: Plan, store: Store) -> Findings:
@@ -68,7 +71,9 @@ def controls(plan: Plan, store: Store) -> Findings:
         rows.append(_row(name, "BudgetFormer (learned)", ours))
         for words, cells in rivals.items():
             done, versus = store.get(cells), None
-            if done and ours:
+            if not done:
+                continue
+            if ours:
                 versus, as_good = _versus(done, ours)
                 tried += 1
                 matched += [f"{NAMES[name]}: {words}"] if as_good else []

@@ -94,6 +94,8 @@ def _other_verdicts(folder: Path) -> dict[str, dict[str, str]]:
 
 def _made_of(result: Result) -> str:
     made = result.provenance
+    if made.cells == 0:
+        return ""
     parts = [f"{made.cells} training runs"] if made.cells is not None else []
     parts += [] if made.precision == "fp32" else [f"in {made.precision}"]
     parts += [f"seeds {format_value(made.seeds)}"] if made.seeds else []
@@ -202,7 +204,8 @@ def _made(results: Sequence[Result]) -> list[tuple[str, str]]:
 
     def every(key: str) -> str:
         values = [getattr(result.provenance, key) for result in results if key in result.provenance.model_fields_set]
-        return "; ".join(dict.fromkeys(format_value(v) for v in values if v is not None)) or DASH
+        shown = [part for v in values if v is not None for part in format_value(v).split("; ")]
+        return "; ".join(dict.fromkeys(shown)) or DASH
 
     return [
         ("Scale", "; ".join(dict.fromkeys(result.scale for result in results)) or DASH),

@@ -132,10 +132,13 @@ def tabulate(plan: Plan, experiments: Sequence[str]) -> tuple[dict[str, Result],
 def render(source: Path, folder: Path, new: Mapping[str, Result] | None = None) -> None:
     """Write the documents of the new results and of all others that a folder holds; nothing is trained.
 
-    A new one without a table or figure (attention maps, where the weights are not) leaves the one that is there.
+    A new one without a table or figure (attention maps, where the weights are not) leaves the one that is there; where
+    there is none, it is shown with what it has to say, such as that a claim was not tested.
     """
     results = {result.id: result for result in read(source)}
-    results |= {name: r for name, r in (new or {}).items() if r.tables or r.figures or name not in results}
+    for name, result in (new or {}).items():
+        if result.tables or result.figures or (name not in results and (result.summary or result.claims)):
+            results[name] = result
     if not results:
         raise UsageError(f"{source} holds no results (results/*.json): reproduce an experiment into it first")
     with named_write_errors(folder):

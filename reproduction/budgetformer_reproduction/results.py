@@ -37,6 +37,8 @@ class Findings:
         explanations = known.get(plan.scale.name, {})
         for claim in self.claims:
             claim.explanation = " ".join(explanations.get(claim.verdict, {}).get(claim.key, "").split())
+        if not cells:  # a claim is not tested then; the paper's figures alone are no result
+            self.tables, self.figures = [], []
         return Result(id=name, scale=plan.scale.name, **vars(self), provenance=_provenance(plan, cells))
 
 
