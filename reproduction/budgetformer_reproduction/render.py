@@ -170,7 +170,8 @@ def _documents(
     counts = Counter(claim["verdict"] for claim in claims)
     scales = dict.fromkeys(result.scale for result in results)
     facts = {
-        "reading": _READING, "scales": list(others), "experiments": experiments, "claims": claims, "made": _made(results),
+        "reading": _READING, "scales": list(others), "experiments": experiments, "claims": claims,
+        "made": _made(results),
         "counts": [(verdict, counts[verdict]) for verdict in VERDICTS],
         "tally": ", ".join(f"{verdict}: {counts[verdict]}" for verdict in VERDICTS) + ".",
         "notices": [_SCALES[scale] for scale in scales if scale in _SCALES],
