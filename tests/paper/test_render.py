@@ -235,6 +235,7 @@ def test_markdown_says_everything(folder: Path) -> None:
     for block in re.findall(r"(?:^\|.*\n)+", page, flags=re.MULTILINE):
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
     assert "\n\n\n" not in page
+    assert not re.findall(r"^[^|\n].*\n\|", page, flags=re.MULTILINE)  # a table is one only below an empty line
 
 
 def test_verdicts_of_another_scale_stand_beside(tmp_path: Path) -> None:
@@ -250,7 +251,7 @@ def test_verdicts_of_another_scale_stand_beside(tmp_path: Path) -> None:
     assert len(set(verdicts.values())) > 1
     write(read(tmp_path), tmp_path)  # as it is rendered again
     page = text(tmp_path, "reproduction.md")
-    assert "[smoke](smoke/reproduction.md)" in page
+    assert "In brackets: the verdict at the scale [smoke](smoke/reproduction.md).\n\n| Claim |" in page
     for result in results:
         for made in result.claims:
             line = next(line for line in page.splitlines() if line.startswith(f"| {made.claim} |"))
