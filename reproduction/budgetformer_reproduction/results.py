@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from budgetformer.errors import DataError
 from budgetformer.evaluate import proportion
-from budgetformer.runs.provenance import environment
 from budgetformer_reproduction.cells import REMEDY, Plan
 from budgetformer_reproduction.schema import Claim, Column, Figure, Measured, Provenance, Result, Table, Verdict
 from budgetformer_reproduction.statistics import Estimate, over_rows, student_interval
@@ -119,7 +118,9 @@ def points(estimate: Estimate) -> str:
 
 def _provenance(plan: Plan, cells: Sequence[Done]) -> Provenance:
     """Commit, machine, versions, seeds, data and cost of the cells behind a result."""
-    environments: list[Any] = [done.run["environment"] for done in cells] or [environment()]
+    if not cells:
+        return Provenance(seeds=list(plan.seeds), cells=0)
+    environments: list[Any] = [done.run["environment"] for done in cells]
     first = environments[0]
     machines = {made["gpu"] or f"{made['cpu']} ({made.get('cpu_flags', '')})": None for made in environments}
     precisions = {done.run["recipe"]["precision"] for done in cells if "recipe" in done.run}  # TF-IDF has no recipe

@@ -63,7 +63,8 @@ def data_scale(plan: Plan, store: Store) -> Findings:
     ]  # fmt: skip
     note = "The number of epochs is the same, so fewer rows mean fewer steps."
     tables = [_scaled("data-scale", "Share of the scale's training rows", sizes, _DATA_SCALE, note)]
-    widths = {width: store.get(_wide(plan, width)) for width in plan.scale.widths if "snli" in plan.datasets}
+    asked = {width: store.get(_wide(plan, width)) for width in plan.scale.widths if "snli" in plan.datasets}
+    widths = {width: cells for width, cells in asked.items() if cells}
     series = [*_learning_curve(plan, sizes, widths), *_PAPERS_CURVE]
     figure = schema.Lines(
         name="learning-curve", kind="lines", title="SNLI: accuracy by training rows, here and in the paper",
@@ -72,7 +73,7 @@ def data_scale(plan: Plan, store: Store) -> Findings:
     return Findings(
         "Table 6: training rows on SNLI",
         rows_needed(series[0]),
-        tables=[*tables, *([_widths(widths)] if widths else [])],
+        tables=[*tables, *([_widths(widths)] if len(widths) > 1 else [])],
         figures=[figure] if sizes else [],
         claims=[_falling("data-scale", "s falls as the training rows grow", sizes)],
     )
