@@ -209,8 +209,13 @@ def _made(results: Sequence[Result]) -> list[tuple[str, str]]:
         shown = [part for v in values if v is not None for part in format_value(v).split("; ")]
         return "; ".join(dict.fromkeys(shown)) or DASH
 
+    trained = [result.id for result in results if result.provenance.cells != 0]
+    names = "all" if len(trained) == len(IDS) else ",".join(trained)
+    seeds = max((len(result.provenance.seeds) for result in results), default=0)
+    scales = list(dict.fromkeys(result.scale for result in results))
     return [
-        ("Scale", "; ".join(dict.fromkeys(result.scale for result in results)) or DASH),
+        ("Command", "; ".join(f"budgetformer reproduce {names} --scale {scale} --seeds {seeds}" for scale in scales)),
+        ("Scale", "; ".join(scales) or DASH),
         ("Seeds", every("seeds")),
         ("Commits", ", ".join(commits) or DASH),
         ("Machine", every("machine")),

@@ -230,6 +230,7 @@ def test_markdown_says_everything(folder: Path) -> None:
     assert "| snli | 0.6100 ± 0.0100 (n=2)<br>paper 0.7835 (−0.1735) |" in page
     assert page.index("## Claims") < page.index("## About main") < page.index("- Scale: cpu")
     assert "| – | 4,743,812 | counted |" in page
+    assert re.search(r"^- Command: budgetformer reproduce main\S* --scale cpu --seeds 2$", page, flags=re.MULTILINE)
     for linked in re.findall(r"\]\((figures/[^)]*)\)", page):
         assert (folder / linked).is_file()
     for block in re.findall(r"(?:^\|.*\n)+", page, flags=re.MULTILINE):
