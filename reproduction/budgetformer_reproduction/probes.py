@@ -89,23 +89,25 @@ def probe(
 ) -> dict[str, Any]:
     """Accuracies of a trained model under every probe, on the same (at most `most`) test rows.
 
-    `learned` is the model as it is, on those rows. Removing a layer's attention leaves its output bias.
+    `learned` is the model as it is, on those rows; against it a probe's right answers are `lost` or `gained`. Removing
+    a layer's attention leaves its output bias.
     """
     rows = some_rows(test, most)
     sample = test.select(rows)
     layers, heads = model.config.num_hidden_layers, model.config.num_attention_heads
     nothing = torch.zeros(heads)
+    as_is = outcome.logits[rows].argmax(1) == sample.labels
 
     def accuracy(dial: str | None = None, weights: Mapping[int, Tensor] | None = None) -> dict[str, float]:
         with hooked(model, {layer: fixed_weights(w) for layer, w in (weights or {}).items()}):
             done = score(TorchEngine(model), sample, dial)
-        return {"accuracy": float((done.logits.argmax(1) == sample.labels).mean()),
-                "k_over_h": float(done.heads.mean() / heads)}  # fmt: skip
+        right = done.logits.argmax(1) == sample.labels
+        return {"accuracy": float(right.mean()), "lost": int((as_is & ~right).sum()),
+                "gained": int((right & ~as_is).sum()), "k_over_h": float(done.heads.mean() / heads)}  # fmt: skip
 
-    learned = float((outcome.logits[rows].argmax(1) == sample.labels).mean())
     results: dict[str, Any] = {
         "rows": len(sample),
-        "learned": {"accuracy": learned, "k_over_h": float(outcome.heads[rows].mean() / heads)},
+        "learned": {"accuracy": float(as_is.mean()), "k_over_h": float(outcome.heads[rows].mean() / heads)},
         "removed": {str(layer + 1): accuracy(weights={layer: nothing}) for layer in range(layers)},
         "removed_all": accuracy(weights=dict.fromkeys(range(layers), nothing)),
         "removed_from_second": accuracy(weights=dict.fromkeys(range(1, layers), nothing)),

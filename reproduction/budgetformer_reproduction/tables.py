@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +25,7 @@ from budgetformer_reproduction.results import (
 )
 from budgetformer_reproduction.scale import BUDGETS
 from budgetformer_reproduction.schema import OVER_ROWS, Claim, Measured
-from budgetformer_reproduction.statistics import Z95, Estimate
+from budgetformer_reproduction.statistics import Z95, Estimate, over_rows
 from budgetformer_reproduction.store import Done, Store
 
 _MAIN = {row.dataset: row for row in MAIN_TABLE}
@@ -145,7 +147,7 @@ def fixed(plan: Plan, store: Store) -> Findings:
         for s, printed in zip(BUDGETS, _FIXED[name], strict=True):
             column, words = (f"{s:g}", f"s = {s:g}", 4), f"{NAMES[name]} s={s:g}"
             as_overridden[column] = probed(ours, "override", f"{s:g}", published=printed)
-            gaps["overridden"][words] = _unpaired(ours, "override", f"{s:g}")
+            gaps["overridden"][words] = probe_gap(ours, "override", f"{s:g}")
             if name in plan.scale.retrained:
                 cells = store.get(plan.fixed(name, s))
                 as_trained[column] = accuracy(cells, printed)
@@ -172,13 +174,23 @@ def _probe_words(plan: Plan) -> str:
     return f"On at most {most:,} test rows, drawn once." if most else "On all test rows."
 
 
-def _unpaired(ours: Sequence[Done], *path: str) -> Estimate | None:
-    """Learned minus probed accuracy with the interval of two proportions, which is wide for the same rows."""
+def probe_gap(ours: Sequence[Done], *path: str) -> Estimate | None:
+    """Learned minus probed accuracy on the same rows; with several seeds the mean of their intervals, which is wide."""
     as_is, other = probed(ours, "learned").mean, probed(ours, *path).mean
     if as_is is None or other is None:
         return None
-    half = Z95 * float(np.sqrt((as_is * (1 - as_is) + other * (1 - other)) / int(ours[0].probes["rows"])))
+    half = float(np.mean([_half(done, as_is, other, path) for done in ours]))
     return Estimate(as_is - other, as_is - other - half, as_is - other + half)
+
+
+def _half(done: Done, as_is: float, other: float, path: Sequence[str]) -> float:
+    """Half the interval of one seed: of pairs, or wider, of two proportions, where a cell did not count pairs yet."""
+    probe, n = functools.reduce(dict.__getitem__, path, done.probes), int(done.probes["rows"])
+    if "lost" not in probe:
+        return Z95 * math.sqrt((as_is * (1 - as_is) + other * (1 - other)) / n)
+    lost, gained = probe["lost"], probe["gained"]
+    gap = over_rows(np.repeat([1, -1, 0], [lost, gained, n - lost - gained]))
+    return gap.high - gap.value
 
 
 def _worse(key: str, words: str, gaps: Mapping[str, Estimate | None]) -> Claim:
@@ -212,7 +224,7 @@ def random(plan: Plan, store: Store) -> Findings:
             ("trained", "trained with random heads", 4): accuracy(cells, _RANDOM[name]) if retrained else None,
             ("learned", "learned, all test rows", 4): accuracy(ours, _MAIN[name].accuracy[1]),
         })  # fmt: skip
-        evaluated[NAMES[name]], trained[NAMES[name]] = _unpaired(ours, "random"), paired(ours, cells)
+        evaluated[NAMES[name]], trained[NAMES[name]] = probe_gap(ours, "random"), paired(ours, cells)
     return Findings(
         "Table 4: random heads in place of the learned ones",
         tables=[table("random", "Random heads, each input's own s", rows, _probe_words(plan))],

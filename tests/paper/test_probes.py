@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from budgetformer.engine.scores import score
 from budgetformer.engine.torch import TorchEngine
 from budgetformer.models.model import BudgetFormerConfig, BudgetFormerForSequenceClassification
 from budgetformer_reproduction.probes import best_static, fixed_weights, hooked, probe, some_rows
+from budgetformer_reproduction.tables import probe_gap
 from tests.tables import make_table
 
 NOTHING = fixed_weights(torch.zeros(4))
@@ -107,5 +111,21 @@ def test_probes_of_both_models() -> None:
         assert probes["rows"] == 20
         assert set(probes["removed"]) == {"1", "2"}
         assert probes["removed_all"]["k_over_h"] == 0
+        for other in (probes["removed_all"], probes["removed"]["1"]):
+            change = (other["gained"] - other["lost"]) / 20
+            assert other["accuracy"] == pytest.approx(probes["learned"]["accuracy"] + change)
         assert ("override" in probes) == (model.config.kind == "learned")
     assert probe(make_model(), rows, rows, outcome, None)["override"]["1"]["k_over_h"] == 1
+
+
+def test_a_probe_is_compared_on_the_same_rows() -> None:
+    def cell(as_is: float, **other: float) -> Any:
+        return SimpleNamespace(probes={"rows": 100, "learned": {"accuracy": as_is}, "random": other})
+
+    paired = [cell(0.80, accuracy=0.74, lost=10, gained=4), cell(0.82, accuracy=0.80, lost=2, gained=0)]
+    gap = probe_gap(paired, "random")
+    # 1.96 times the root of (14 - 100 * 0.06 ** 2) / 99 / 100, and of (2 - 100 * 0.02 ** 2) / 99 / 100, averaged
+    assert gap == pytest.approx((0.04, 0.04 - 0.05016, 0.04 + 0.05016), abs=2e-5)
+    gap = probe_gap([cell(0.80, accuracy=0.74)], "random")  # of two samples: as cells of earlier versions have it
+    assert gap == pytest.approx((0.06, 0.06 - 0.11635, 0.06 + 0.11635), abs=2e-5)
+    assert probe_gap([], "random") is None
