@@ -114,9 +114,11 @@ def run(plan: Plan, experiments: Sequence[str], jobs: int = 1) -> None:
         tried |= cells
         results, asked = tabulate(plan, experiments)
         cells = {name: cell for name, cell in asked.items() if name not in tried}
-    render(plan.folder, plan.folder, results)
-    if failures:
-        raise GridError(failures)
+    try:
+        render(plan.folder, plan.folder, results)
+    finally:  # where all cells failed, there may be nothing to render: that is not what went wrong
+        if failures:
+            raise GridError(failures)
 
 
 def tabulate(plan: Plan, experiments: Sequence[str]) -> tuple[dict[str, Result], dict[str, Cell]]:

@@ -36,8 +36,8 @@ class Findings:
         explanations = known.get(plan.scale.name, {})
         for claim in self.claims:
             claim.explanation = " ".join(explanations.get(claim.verdict, {}).get(claim.key, "").split())
-        if not cells:  # a claim is not tested then; the paper's figures alone are no result
-            self.tables, self.figures = [], []
+        if not cells:  # a claim is not tested then; what the paper prints alone is no result
+            self.tables, self.figures = [table for table in self.tables if _has_values(table)], []
         return Result(id=name, scale=plan.scale.name, **vars(self), provenance=_provenance(plan, cells))
 
 
@@ -82,6 +82,12 @@ def table(name: str, title: str, rows: Sequence[Mapping[Any, Any]], note: str = 
     heads = [Column(**dict(zip(("key", "title", "digits"), column, strict=False))) for column in columns]
     values = [{column[0]: value for column, value in row.items() if value is not None} for row in rows]
     return Table(name=name, title=title, note=note, columns=heads, rows=values)
+
+
+def _has_values(table: Table) -> bool:
+    """Whether a table has a number of its own, not only the paper's."""
+    values = [value.mean if isinstance(value, Measured) else value for row in table.rows for value in row.values()]
+    return any(isinstance(value, int | float) for value in values)
 
 
 def claim(key: str, words: str, holds: bool | None, evidence: str) -> Claim:

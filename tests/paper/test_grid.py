@@ -101,7 +101,9 @@ def test_a_failed_cell_is_named_and_the_others_go_on(plan: Plan, monkeypatch: py
     assert error.value.exit_code == 3
     assert computed == ["imdb-dense-s0", "imdb-learned-s0"]
     assert "row 3: no label" in (plan.folder / "logs" / "snli-dense-s0.log").read_text()
-    assert (plan.folder / "results" / "sizes.json").exists()
+    assert (plan.folder / "results" / "sizes.json").exists()  # of the paper's models
+    with pytest.raises(GridError, match="cells are missing"):  # and none of them has a result
+        run(replace(plan, folder=plan.folder.with_name("no results")), ["ablation"])
 
 
 def test_processes_of_their_own_end_with_the_grid_and_go_on(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
