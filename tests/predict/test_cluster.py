@@ -49,7 +49,10 @@ def test_ray_gives_the_rows_of_the_local_engine(tmp_path: Path, capsys: pytest.C
         exits = re.search("50 rows.* % of the dense FLOPs, % left at layer 1 / layer 2: [0-9/]+", together)
         assert exits
         assert exits[0].rpartition("cut, ")[2] in capsys.readouterr().err
-        assert read(out / "a.parquet") + read(out / "b.jsonl") == read(tmp_path / "all.jsonl")
+        rows = read(out / "a.parquet") + read(out / "b.jsonl")
+        expected = read(tmp_path / "all.jsonl")  # in other batches, so on some processors with another last digit
+        assert [row.pop("score") for row in rows] == pytest.approx([row.pop("score") for row in expected], abs=2e-6)
+        assert rows == expected
         assert command("predict", str(run), str(folder), "-o", str(out), "--workers", "0") == 2
         assert "exists: give another -o" in capsys.readouterr().err
     finally:
