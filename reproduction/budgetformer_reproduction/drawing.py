@@ -28,6 +28,7 @@ from budgetformer_reproduction.schema import (
 _WIDE = 11.0  # inches: what a page on a desk shows without shrinking
 _COLOURS = (BLUE, ORANGE, GREEN, "#b065b8", GREY, "#b59020")
 _MARKERS = "osD^vP"
+_MARKED = 30  # points of a line that markers do not cover
 _FILE_INK = "#787d85"  # a file cannot know the page it is shown on: this reads on white and on black
 _Panel = TypeVar("_Panel", BoxPanel, MapPanel, AttentionPanel)
 _HEAT = LinearSegmentedColormap.from_list("heat", ["#e3edf8", BLUE, "#123763"])
@@ -95,9 +96,9 @@ def _lines(figure: Lines, salt: str) -> str:
 
 
 def _plot(axes: Axes, lines: Sequence[Series], first: int, word: str) -> None:
-    """Each line in its own colour and marker; the right axis's are dashed."""
+    """Each line in its own colour and, where points are few, marker; the right axis's are dashed."""
     for n, line in enumerate(lines, first):
-        colour, marker = _COLOURS[n % 6], _MARKERS[(n + n // 6) % 6]
+        colour, marker = _COLOURS[n % 6], _MARKERS[(n + n // 6) % 6] if len(line.x) <= _MARKED else ""
         axes.plot(line.x, _floats(line.y), "--" if word else "-", color=colour, marker=marker, markersize=4,
                   linewidth=1.7, label=_plain(line.name) + word)  # fmt: skip
         if line.low and line.high:
