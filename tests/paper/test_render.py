@@ -376,6 +376,17 @@ def test_cells_read_well(tmp_path: Path, cell: Any, digits: int | None, ours: st
     assert f"| r | {ours}{below} |" in text(tmp_path, "reproduction.md")
 
 
+def test_a_line_of_many_points_has_no_markers(tmp_path: Path) -> None:
+    def markers(points: int) -> int:
+        line = {"name": "s", "x": list(range(points)), "y": wave(points, 0)}
+        figure = {"name": "s", "kind": "lines", "title": "s", "x_title": "", "y_title": "", "series": [line]}
+        write([Result(**result("dynamics", figures=[figure]))], tmp_path)
+        return (tmp_path / "figures" / "dynamics-s.svg").read_text(encoding="utf-8").count("<use ")
+
+    assert markers(30) - markers(10) > 15  # the axes' ticks are few
+    assert markers(31) < markers(10)
+
+
 def test_nothing_at_all_still_gives_pages(tmp_path: Path) -> None:
     assert len(write([], tmp_path)) == 3
     balanced(text(tmp_path, "reproduction.tex"))
