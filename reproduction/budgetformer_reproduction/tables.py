@@ -78,6 +78,8 @@ def main(plan: Plan, store: Store) -> Findings:
     if stages:
         gains = "; ".join(f"{NAMES[name]} {points(gap)}" for name, gap in stages.items())
         note += f" Words and exits in the Transformer (docs/stages.md), minus the Transformer, {OVER_ROWS}: {gains}."
+        read = ", ".join(f"{plan.scale.training[name].max_length} of {NAMES[name]}" for name in stages)
+        note += f" Words read whole texts, all layers at most so many tokens: {read}."
     return Findings(
         "Table 2: Transformer and BudgetFormer on five data sets",
         f"Worse than the Transformer beyond noise on {len(worse)} of {len(gaps)} data sets." if gaps else "",
