@@ -116,9 +116,11 @@ def run(plan: Plan, experiments: Sequence[str], jobs: int = 1) -> None:
         cells = {name: cell for name, cell in asked.items() if name not in tried}
     try:
         render(plan.folder, plan.folder, results)
-    finally:  # where all cells failed, there may be nothing to render: that is not what went wrong
-        if failures:
-            raise GridError(failures)
+    except UsageError:  # nothing to render: where cells failed, that is what went wrong
+        if not failures:
+            raise
+    if failures:
+        raise GridError(failures)
 
 
 def tabulate(plan: Plan, experiments: Sequence[str]) -> tuple[dict[str, Result], dict[str, Cell]]:
