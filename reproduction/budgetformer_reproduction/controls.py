@@ -105,11 +105,14 @@ def _row(name: str, model: str, cells: Sequence[Done]) -> dict[Any, Any]:
 
 
 def same_heads(plan: Plan, dataset: str, learned: Sequence[Done]) -> list[Cell]:
-    """A fixed budget of the learned cells' mean number of executed heads, rounded up to a head."""
+    """A fixed budget of the learned cells' mean number of executed heads, rounded up to a head.
+
+    A few texts with one head more must not double it: up to a hundredth of a head is rounded down.
+    """
     if not learned:
         return []
     heads = int(learned[0].run["model"]["heads"])
-    k = math.ceil(heads * float(np.mean([done.k_over_h for done in learned])) - 1e-9)
+    k = math.ceil(heads * float(np.mean([done.k_over_h for done in learned])) - 0.01)
     return plan.fixed(dataset, min(heads, max(1, k)) / heads)
 
 

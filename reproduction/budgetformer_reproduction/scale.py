@@ -46,6 +46,7 @@ class Scale:
     model_scale_recipe: Mapping[str, Any] = field(default_factory=dict)
     shapes: Mapping[str, tuple[int, int]] = field(default_factory=lambda: SHAPES)
     retrained: tuple[str, ...] = DATASETS  # where fixed and random heads are trained so, beside being overridden
+    fixed_budgets: tuple[float, ...] = BUDGETS  # which fixed budgets are trained so; the paper's are all overridden
     controlled: tuple[str, ...] = ("snli", "ag_news", "dbpedia_14")
     staged: tuple[str, ...] = ()  # where a dense model with words and exits stands beside the paper's two
     dense_shapes: tuple[str, ...] = tuple(SHAPES)  # which sizes get a dense twin

@@ -146,14 +146,14 @@ def fixed(plan: Plan, store: Store) -> Findings:
         first = {("dataset", "Data set"): NAMES[name]}
         as_trained: dict[Any, Any] = dict(first)
         as_overridden: dict[Any, Any] = dict(first)
-        for s, printed in zip(BUDGETS, _FIXED[name], strict=True):
-            column, words = (f"{s:g}", f"s = {s:g}", 4), f"{NAMES[name]} s={s:g}"
-            as_overridden[column] = probed(ours, "override", f"{s:g}", published=printed)
-            gaps["overridden"][words] = probe_gap(ours, "override", f"{s:g}")
-            if name in plan.scale.retrained:
-                cells = store.get(plan.fixed(name, s))
-                as_trained[column] = accuracy(cells, printed)
-                gaps["trained"][words] = paired(ours, cells)
+        printed = dict(zip(BUDGETS, _FIXED[name], strict=True))
+        for s in BUDGETS:
+            as_overridden[_column(s)] = probed(ours, "override", f"{s:g}", published=printed[s])
+            gaps["overridden"][f"{NAMES[name]} s={s:g}"] = probe_gap(ours, "override", f"{s:g}")
+        for s in plan.scale.fixed_budgets if name in plan.scale.retrained else ():
+            cells = store.get(plan.fixed(name, s))
+            as_trained[_column(s)] = accuracy(cells, printed.get(s))
+            gaps["trained"][f"{NAMES[name]} s={s:g}"] = paired(ours, cells)
         overridden.append({**as_overridden, ("learned", "learned s", 4): probed(ours, "learned")})
         if name in plan.scale.retrained:
             trained.append({**as_trained, ("learned", "learned s", 4): accuracy(ours, _MAIN[name].accuracy[1])})
@@ -169,6 +169,10 @@ def fixed(plan: Plan, store: Store) -> Findings:
             for key, words in (("trained", "trained so"), ("overridden", "set at evaluation"))
         ],
     )  # fmt: skip
+
+
+def _column(s: float) -> tuple[str, str, int]:
+    return f"{s:g}", f"s = {s:g}", 4
 
 
 def _probe_words(plan: Plan) -> str:
