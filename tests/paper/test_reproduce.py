@@ -7,6 +7,7 @@ import shutil
 import zipfile
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -27,8 +28,9 @@ from budgetformer_reproduction.reproduce import EXPERIMENTS, make_plan, run
 from budgetformer_reproduction.results import Findings, claim, paired
 from budgetformer_reproduction.scale import DATASETS, SCALES
 from budgetformer_reproduction.scaling import rows_needed
-from budgetformer_reproduction.schema import IDS, Lines, Series
+from budgetformer_reproduction.schema import IDS, Lines, Measured, Series
 from budgetformer_reproduction.store import Store
+from budgetformer_reproduction.tables import fixed
 from tests.paper.made import make_data, smoke_plan
 
 
@@ -175,6 +177,26 @@ def test_the_second_wave_matches_the_first(done: Path, data: str) -> None:
     assert narrow.model["gates"]["kind"] == "all"
     assert 1 < narrow.model["intermediate_size"] < 16
     assert same_heads(plan, "imdb", []) == same_flops(plan, "imdb", []) == []
+
+
+@pytest.mark.parametrize(
+    ("heads", "budget"), [((1.0004, 1.001), 0.125), ((1.01, 1.02), 0.25), ((0.2, 0.4), 0.125), ((8.0,), 1)]
+)
+def test_the_same_heads_are_rounded_up_but_for_a_hundredth(heads: tuple[float, ...], budget: float) -> None:
+    learned: Any = [SimpleNamespace(run={"model": {"heads": 8}}, k_over_h=k / 8) for k in heads]
+    (cell,) = same_heads(make_plan("medium", Path("out")), "snli", learned)
+    assert (cell.model["gates"], cell.name) == ({"kind": "fixed", "fixed_budget": budget}, f"snli-fixed-{budget:g}-s0")
+
+
+def test_a_scale_says_which_fixed_budgets_are_trained(done: Path, data: str) -> None:
+    plan = smoke_plan(done, data)
+    findings = fixed(replace(plan, scale=replace(plan.scale, fixed_budgets=(0.125, 0.5))), store := Store(plan))
+    assert [name for name in store.asked if "fixed" in name] == ["snli-fixed-0.125-s0", "snli-fixed-0.5-s0"]
+    trained, overridden = findings.tables
+    assert [column.title for column in trained.columns[1:]] == ["s = 0.125", "s = 0.5", "learned s"]
+    assert trained.rows[0]["0.125"] == Measured(mean=None)  # the smoke scale has no such cell, the paper no such number
+    assert trained.rows[0]["0.5"].published == 0.5838
+    assert [column.title for column in overridden.columns[1:3]] == ["s = 0.1", "s = 0.25"]
 
 
 def test_snli_is_graded_by_its_annotators(done: Path, data: str, tmp_path: Path) -> None:
