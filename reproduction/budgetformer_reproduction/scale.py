@@ -52,6 +52,7 @@ class Scale:
     dense_shapes: tuple[str, ...] = tuple(SHAPES)  # which sizes get a dense twin
     dense_fractions: tuple[float, ...] = FRACTIONS
     widths: tuple[int, ...] = ()  # of dense models on SNLI, beside the rows: which of both more accuracy would need
+    width_fraction: float = 1.0  # the share of the rows that they are trained on
     probe_rows: int | None = None  # test rows of each probe; None takes all
 
     def recipe_for(self, dataset: str, model: Mapping[str, Any], tokenizer: str | None) -> Recipe:

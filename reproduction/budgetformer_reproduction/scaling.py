@@ -73,7 +73,7 @@ def data_scale(plan: Plan, store: Store) -> Findings:
     return Findings(
         "Table 6: training rows on SNLI",
         rows_needed(series[0]),
-        tables=[*tables, *([_widths(widths)] if len(widths) > 1 else [])],
+        tables=[*tables, *([_widths(plan, widths)] if len(widths) > 1 else [])],
         figures=[figure] if sizes else [],
         claims=[_falling("data-scale", "s falls as the training rows grow", sizes)],
     )
@@ -88,7 +88,7 @@ _PAPERS_CURVE = [
 
 
 def _learning_curve(plan: Plan, sizes: list[Twins], widths: Mapping[int, list[Done]]) -> list[schema.Series]:
-    """Accuracy by training rows: both models at the scale's width, and dense models of other widths on all rows."""
+    """Accuracy by training rows: both models at the scale's width, and dense models of other widths on one share."""
     usual, most = plan.scale.model.get("hidden_size", 768), plan.scale.training["snli"].rows or _SNLI_ROWS
     rows = [round(share * most) for share in FRACTIONS[: len(sizes)]]
 
@@ -99,7 +99,8 @@ def _learning_curve(plan: Plan, sizes: list[Twins], widths: Mapping[int, list[Do
             low=[value.low for _, value in known], high=[value.high for _, value in known],
         )  # fmt: skip
 
-    others = [series(f"Transformer, width {width}", [most], [cells]) for width, cells in widths.items()
+    share = round(plan.scale.width_fraction * most)
+    others = [series(f"Transformer, width {width}", [share], [cells]) for width, cells in widths.items()
               if width != usual]  # fmt: skip
     return [series(f"Transformer, width {usual}", rows, [size.dense for size in sizes]),
             series(f"BudgetFormer, width {usual}", rows, [size.ours for size in sizes]), *others]  # fmt: skip
@@ -128,24 +129,24 @@ def rows_needed(dense: schema.Series) -> str:
 
 def _wide(plan: Plan, width: int) -> list[Cell]:
     """Dense cells of another width, whose learning rate falls as the width grows; the scale's own is the usual cell."""
-    usual = plan.scale.model["hidden_size"]
+    usual, fraction = plan.scale.model["hidden_size"], plan.scale.width_fraction
     if width == usual:
-        return plan.dense("snli")
+        return plan.dense("snli", fraction)
     options = {"gates": {"kind": "all"}, "hidden_size": width, "intermediate_size": 4 * width}
     recipe = {"learning_rate": plan.scale.recipe["learning_rate"] * usual / width}
-    return plan.each("snli", f"dense-width{width}", options, recipe=recipe)
+    return plan.each("snli", f"dense-width{width}", options, fraction, recipe=recipe)
 
 
-def _widths(widths: Mapping[int, list[Done]]) -> Table:
-    """Dense models of several widths on all rows."""
+def _widths(plan: Plan, widths: Mapping[int, list[Done]]) -> Table:
+    """Dense models of several widths on the same rows."""
     rows = [{
         ("width", "Width"): width,
         ("dense", "Transformer accuracy", 4): accuracy(cells),
         ("epochs", "best epoch", 1): over_seeds(cells, lambda d: d.run["training"]["kept_epoch"]),
         ("parameters", "parameters"): over_seeds(cells, lambda d: d.run["model"]["parameters"]),
     } for width, cells in widths.items()]  # fmt: skip
-    note = "Learning rate times width is the same in all."
-    return table("widths", "SNLI: the width of a dense model, all training rows of the scale", rows, note)
+    title = f"SNLI: the width of a dense model, {100 * plan.scale.width_fraction:g} % of the scale's training rows"
+    return table("widths", title, rows, "Learning rate times width is the same in all.")
 
 
 def _scaled(

@@ -97,12 +97,14 @@ def test_words_and_exits_and_other_widths_stand_beside(done: Path, data: str) ->
     assert plan.staged("imdb") == []
     models = [r["model"] for r in result_of(done, "controls")["tables"][0]["rows"]]
     assert models.count("dense Transformer with words and exits") == 1
-    widths = result_of(done, "data-scale")["tables"][1]["rows"]
+    table = result_of(done, "data-scale")["tables"][1]
+    assert table["title"].endswith("50 % of the scale's training rows")
+    widths = table["rows"]
     assert [r["width"] for r in widths] == [8, 16]
     assert widths[0]["parameters"]["mean"] < widths[1]["parameters"]["mean"]
     rates = {d: json.loads((done / "cells" / f"snli-{d}-s0" / "run.json").read_text())["recipe"]["learning_rate"]
-             for d in ("dense", "dense-width16")}  # fmt: skip
-    assert rates == {"dense": 3e-3, "dense-width16": 1.5e-3}
+             for d in ("dense-50pct", "dense-width16-50pct")}  # fmt: skip
+    assert rates == {"dense-50pct": 3e-3, "dense-width16-50pct": 1.5e-3}
 
 
 def test_the_learning_curve_stands_beside_the_papers(done: Path, data: str) -> None:
@@ -113,7 +115,7 @@ def test_the_learning_curve_stands_beside_the_papers(done: Path, data: str) -> N
     dense, ours, wide, paper, _ = figure["series"]
     plan = smoke_plan(done, data)
     assert (dense["x"], dense["y"]) == ([200], [Store(plan).get(plan.dense("snli"))[0].accuracy])
-    assert (ours["x"], wide["x"]) == ([20, 50, 100, 200], [200])
+    assert (ours["x"], wide["x"]) == ([20, 50, 100, 200], [100])
     drawn = (done / "figures" / "data-scale-learning-curve.svg").read_text()
     assert "100,000" in drawn
     assert "mathdefault" not in drawn
@@ -329,7 +331,7 @@ def test_the_list_tells_what_is_done(done: Path) -> None:
 def test_the_dry_run_steps_every_model(tmp_path: Path) -> None:
     out = CliRunner().invoke(app, ["reproduce", "--dry-run", "--scale", "smoke", "-o", str(tmp_path / "none")])
     assert out.exit_code == 0, out.output
-    assert "32 cells, " in out.stdout
+    assert "33 cells, " in out.stdout
     assert "snli-learned: 4 cells, 200 rows, 7 steps" in out.stdout
     assert "FLOPs (3 x forward, padded to full length)" in out.stdout
     assert not (tmp_path / "none").exists()
