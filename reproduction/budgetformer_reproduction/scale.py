@@ -44,6 +44,7 @@ class Scale:
     recipe: Mapping[str, Any] = field(default_factory=dict)
     model_scale: Mapping[str, Any] = field(default_factory=dict)  # options of all four shapes of that table
     model_scale_recipe: Mapping[str, Any] = field(default_factory=dict)
+    model_scale_fraction: float = 1.0  # the share of SNLI's rows that they are trained on
     shapes: Mapping[str, tuple[int, int]] = field(default_factory=lambda: SHAPES)
     retrained: tuple[str, ...] = DATASETS  # where fixed and random heads are trained so, beside being overridden
     fixed_budgets: tuple[float, ...] = BUDGETS  # which fixed budgets are trained so; the paper's are all overridden

@@ -28,17 +28,20 @@ _DATA_SCALE = {
 
 def model_scale(plan: Plan, store: Store) -> Findings:
     """Table 5: depth and heads on SNLI."""
+    dense, learned = (cells("snli", plan.scale.model_scale_fraction) for cells in (plan.dense, plan.learned))
     sizes = [
-        Twins(shape, store.get(_shaped(plan, shape, plan.dense("snli")) if shape in plan.scale.dense_shapes else []),
-              store.get(_shaped(plan, shape, plan.learned("snli"))))
+        Twins(shape, store.get(_shaped(plan, shape, dense) if shape in plan.scale.dense_shapes else []),
+              store.get(_shaped(plan, shape, learned)))
         for shape in plan.scale.shapes if "snli" in plan.datasets
     ]  # fmt: skip
     changes = {**plan.scale.model_scale, **plan.scale.model_scale_recipe}
-    words = ", ".join(f"{key} {value:g}" for key, value in changes.items())
-    note = f"All sizes of this table have {words}, unlike the other tables: look at the accuracies too."
+    words = [f"{key} {value:g}" for key, value in changes.items()]
+    if plan.scale.model_scale_fraction != 1:
+        words.append(f"{100 * plan.scale.model_scale_fraction:g} % of the scale's training rows")
+    note = f"All sizes of this table have {', '.join(words)}, unlike the other tables: look at the accuracies too."
     return Findings(
         "Table 5: model size on SNLI",
-        tables=[_scaled("model-scale", "Layers (L) and heads (H)", sizes, _MODEL_SCALE, note if changes else "")],
+        tables=[_scaled("model-scale", "Layers (L) and heads (H)", sizes, _MODEL_SCALE, note if words else "")],
         claims=[_falling("model-scale", "s falls as the model grows", sizes)],
     )
 
@@ -51,7 +54,7 @@ def _shaped(plan: Plan, shape: str, ordinary: list[Cell]) -> list[Cell]:
     if not plan.scale.model_scale_recipe and all(usual.get(key) == value for key, value in options.items()):
         return ordinary
     model, variant = {**options, **ordinary[0].model}, f"{ordinary[0].variant}-{shape}"
-    return plan.each("snli", variant, model, recipe=plan.scale.model_scale_recipe)
+    return plan.each("snli", variant, model, ordinary[0].fraction, plan.scale.model_scale_recipe)
 
 
 def data_scale(plan: Plan, store: Store) -> Findings:

@@ -48,6 +48,13 @@ def test_the_papers_own_shape_is_the_ordinary_cell() -> None:
     assert "snli-learned-4L-8H-s0" in needed(make_plan("cpu", Path("out")), ["model-scale"])
 
 
+def test_sizes_are_trained_on_the_scales_share_of_the_rows() -> None:
+    plan = make_plan("medium", Path("out"))
+    cells = needed(plan, ["model-scale"])
+    assert list(cells) == [f"snli-learned-{shape}-25pct-s0" for shape in ("4L-8H", "4L-12H", "6L-12H", "12L-12H")]
+    assert {plan.source(cell.dataset, cell.fraction).limit for cell in cells.values()} == {19_222}
+
+
 def test_longest_first_and_done_ones_are_skipped(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
     computed: list[str] = []
     monkeypatch.setattr(grid, "compute", lambda plan, cell: computed.append(cell.name))

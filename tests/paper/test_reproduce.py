@@ -107,6 +107,12 @@ def test_words_and_exits_and_other_widths_stand_beside(done: Path, data: str) ->
     assert rates == {"dense-50pct": 3e-3, "dense-width16-50pct": 1.5e-3}
 
 
+def test_the_table_of_sizes_says_what_is_other_in_it(done: Path) -> None:
+    (table,) = result_of(done, "model-scale")["tables"]
+    assert table["note"].startswith("All sizes of this table have hidden_size 8, 50 % of the scale's training rows, ")
+    assert [row["topk"]["mean"] is not None for row in table["rows"]] == [True, True]
+
+
 def test_the_learning_curve_stands_beside_the_papers(done: Path, data: str) -> None:
     (figure,) = result_of(done, "data-scale")["figures"]
     names = ["Transformer, width 8", "BudgetFormer, width 8", "Transformer, width 16"]
