@@ -127,7 +127,7 @@ def rows_needed(dense: schema.Series) -> str:
     if doubling <= 0 or values[-1] >= their_values[-1]:
         return f"{words}."
     needed = rows[-1] * 2 ** ((their_values[-1] - values[-1]) / doubling)
-    return f"{words}: if that goes on, it takes {needed:,.0f} rows to be as good."
+    return f"{words}: if that goes on, it takes about {float(f'{needed:.2g}'):,.0f} rows to be as good."
 
 
 def _wide(plan: Plan, width: int) -> list[Cell]:
