@@ -26,8 +26,8 @@ from budgetformer_reproduction.schema import (
 )
 
 _WIDE = 11.0  # inches: what a page on a desk shows without shrinking
-_COLOURS = (BLUE, ORANGE, GREEN, "#b065b8", GREY, "#b59020")
-_MARKERS = "osD^vP"
+_COLOURS = (BLUE, ORANGE, GREEN, "#b065b8", GREY, "#b59020", "#c94f4f", "#2aa5b0")
+_MARKERS = "osD^vPX*"
 _MARKED = 30  # points of a line that markers do not cover
 _FILE_INK = "#787d85"  # a file cannot know the page it is shown on: this reads on white and on black
 _Panel = TypeVar("_Panel", BoxPanel, MapPanel, AttentionPanel)
@@ -48,7 +48,7 @@ def key(figure: Figure) -> str:
     if isinstance(figure, Attention):
         return f"Rows ask, columns are attended to. Blank is 0, full blue is {_strongest(figure):.2f}."
     if isinstance(figure, Lines):
-        return "Bands: 95 % intervals." if any(line.low for line in (*figure.series, *figure.y2)) else ""
+        return "Bands and bars: 95 % intervals." if any(line.low for line in (*figure.series, *figure.y2)) else ""
     return _KEYS[figure.kind]
 
 
@@ -70,7 +70,10 @@ def _floats(values: Sequence[float | None]) -> list[float]:
 
 def _lines(figure: Lines, salt: str) -> str:
     left, right = figure.series, figure.y2
-    with canvas(salt, _plain(figure.title, 200), (5.4, 3.6)) as (paper, svg):
+    count, longest = len(left) + len(right), max((len(series.name) for series in (*left, *right)), default=1)
+    columns = max(1, min(4, count, 70 // (min(longest, 40) + 8)))
+    height = 3.6 + 0.2 * max(0, -(-count // columns) - 2)  # the axes stay as high where the legend is long
+    with canvas(salt, _plain(figure.title, 200), (5.4, height)) as (paper, svg):
         axes = paper.subplots()
         axes.set_xlabel(_plain(figure.x_title, 80))
         axes.set_ylabel(_plain(figure.y_title, 60))
@@ -88,9 +91,7 @@ def _lines(figure: Lines, salt: str) -> str:
             axes.xaxis.set_minor_formatter("")
         elif all(isinstance(x, int) for series in left for x in series.x):
             axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-        if len(left) + len(right) > 1:
-            longest = max(len(series.name) for series in (*left, *right))
-            columns = max(1, min(4, len(left) + len(right), 64 // (min(longest, 40) + 8)))
+        if count > 1:
             paper.legend(loc="outside lower center", ncols=columns)
     return svg[0]
 
@@ -98,11 +99,16 @@ def _lines(figure: Lines, salt: str) -> str:
 def _plot(axes: Axes, lines: Sequence[Series], first: int, word: str) -> None:
     """Each line in its own colour and, where points are few, marker; the right axis's are dashed."""
     for n, line in enumerate(lines, first):
-        colour, marker = _COLOURS[n % 6], _MARKERS[(n + n // 6) % 6] if len(line.x) <= _MARKED else ""
+        colour = _COLOURS[n % len(_COLOURS)]
+        marker = _MARKERS[(n + n // len(_COLOURS)) % len(_MARKERS)] if len(line.x) <= _MARKED else ""
         axes.plot(line.x, _floats(line.y), "--" if word else "-", color=colour, marker=marker, markersize=4,
                   linewidth=1.7, label=_plain(line.name) + word)  # fmt: skip
         if line.low and line.high:
-            axes.fill_between(line.x, _floats(line.low), _floats(line.high), color=colour, alpha=0.18, linewidth=0)
+            low, high = _floats(line.low), _floats(line.high)
+            if len(line.x) > 1:
+                axes.fill_between(line.x, low, high, color=colour, alpha=0.18, linewidth=0)
+            else:
+                axes.vlines(line.x, low, high, color=colour, linewidth=1)
 
 
 @contextmanager

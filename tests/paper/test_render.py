@@ -376,15 +376,40 @@ def test_cells_read_well(tmp_path: Path, cell: Any, digits: int | None, ours: st
     assert f"| r | {ours}{below} |" in text(tmp_path, "reproduction.md")
 
 
+def drawn_lines(folder: Path, *series: dict[str, Any]) -> str:
+    """The figure of these lines as SVG."""
+    figure = {"name": "s", "kind": "lines", "title": "s", "x_title": "", "y_title": "", "series": [*series]}
+    write([Result(**result("dynamics", figures=[figure]))], folder)
+    return (folder / "figures" / "dynamics-s.svg").read_text(encoding="utf-8")
+
+
 def test_a_line_of_many_points_has_no_markers(tmp_path: Path) -> None:
     def markers(points: int) -> int:
         line = {"name": "s", "x": list(range(points)), "y": wave(points, 0)}
-        figure = {"name": "s", "kind": "lines", "title": "s", "x_title": "", "y_title": "", "series": [line]}
-        write([Result(**result("dynamics", figures=[figure]))], tmp_path)
-        return (tmp_path / "figures" / "dynamics-s.svg").read_text(encoding="utf-8").count("<use ")
+        return drawn_lines(tmp_path, line).count("<use ")
 
     assert markers(30) - markers(10) > 15  # the axes' ticks are few
     assert markers(31) < markers(10)
+
+
+def test_many_lines_differ_in_colour_and_leave_the_axes_as_high(tmp_path: Path) -> None:
+    def drawn(count: int) -> tuple[float, set[str]]:
+        names = [f"Transformer, width {n}" for n in range(count)]
+        svg = drawn_lines(tmp_path, *({"name": name, "x": [1, 2], "y": wave(2, 0)} for name in names))
+        paper, axes = re.findall(r'<path d="M \S+ (\S+) \nL \S+ \S+ \nL \S+ (\S+) ', svg)[:2]
+        assert float(paper[0]) > float(axes[0])
+        return float(axes[0]) - float(axes[1]), set(re.findall(r"stroke: (#\w+); stroke-width: 1.7", svg))
+
+    (high, colours), (usual, _) = drawn(8), drawn(4)
+    assert high == pytest.approx(usual, rel=0.1)
+    assert len(colours) == 8
+
+
+def test_a_single_point_shows_its_interval(tmp_path: Path) -> None:
+    point = {"name": "s", "x": [100], "y": [0.5]}
+    strokes = [drawn_lines(tmp_path, {**point, **more}).count("stroke: #3b82d0")
+               for more in ({}, {"low": [0.4], "high": [0.6]})]  # fmt: skip
+    assert strokes[1] == strokes[0] + 1
 
 
 def test_nothing_at_all_still_gives_pages(tmp_path: Path) -> None:
