@@ -75,7 +75,7 @@ def data_scale(plan: Plan, store: Store) -> Findings:
     )  # fmt: skip
     return Findings(
         "Table 6: training rows on SNLI",
-        rows_needed(series[0]),
+        f"{rows_needed(series[0])} {_gained_by_width(plan, widths)}".strip(),
         tables=[*tables, *([_widths(plan, widths)] if len(widths) > 1 else [])],
         figures=[figure] if sizes else [],
         claims=[_falling("data-scale", "s falls as the training rows grow", sizes)],
@@ -128,6 +128,18 @@ def rows_needed(dense: schema.Series) -> str:
         return f"{words}."
     needed = rows[-1] * 2 ** ((their_values[-1] - values[-1]) / doubling)
     return f"{words}: if that goes on, it takes about {float(f'{needed:.2g}'):,.0f} rows to be as good."
+
+
+def _gained_by_width(plan: Plan, widths: Mapping[int, list[Done]]) -> str:
+    """How much width changes, beside what rows gain."""
+    if len(widths) < 2:
+        return ""
+    means = [float(np.mean([done.accuracy for done in cells])) for cells in widths.values()]
+    rows = round(plan.scale.width_fraction * (plan.scale.training["snli"].rows or _SNLI_ROWS))
+    return (
+        f"Widths from {min(widths)} to {max(widths)} differ by at most {100 * (max(means) - min(means)):.1f} points "
+        f"with {rows:,} rows."
+    )
 
 
 def _wide(plan: Plan, width: int) -> list[Cell]:

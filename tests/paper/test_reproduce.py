@@ -24,7 +24,7 @@ from budgetformer_reproduction.figures import annotators_agreement, dynamics, gr
 from budgetformer_reproduction.grid import GridError
 from budgetformer_reproduction.pack import pack
 from budgetformer_reproduction.published import parameters
-from budgetformer_reproduction.reproduce import EXPERIMENTS, make_plan, run
+from budgetformer_reproduction.reproduce import EXPERIMENTS, make_plan, needed, run
 from budgetformer_reproduction.results import Findings, claim, paired
 from budgetformer_reproduction.scale import DATASETS, SCALES
 from budgetformer_reproduction.scaling import rows_needed
@@ -102,9 +102,18 @@ def test_words_and_exits_and_other_widths_stand_beside(done: Path, data: str) ->
     widths = table["rows"]
     assert [r["width"] for r in widths] == [8, 16]
     assert widths[0]["parameters"]["mean"] < widths[1]["parameters"]["mean"]
+    gap = 100 * abs(widths[0]["dense"]["mean"] - widths[1]["dense"]["mean"])
+    words = f"Widths from 8 to 16 differ by at most {gap:.1f} points with 100 rows."
+    assert result_of(done, "data-scale")["summary"].endswith(words)
     rates = {d: json.loads((done / "cells" / f"snli-{d}-s0" / "run.json").read_text())["recipe"]["learning_rate"]
              for d in ("dense-50pct", "dense-width16-50pct")}  # fmt: skip
     assert rates == {"dense-50pct": 3e-3, "dense-width16-50pct": 1.5e-3}
+
+
+def test_rates_fall_with_the_width_from_twice_the_usual_one(tmp_path: Path) -> None:
+    cells = needed(make_plan("medium", tmp_path), ["data-scale"])
+    rates = {w: cells[f"snli-dense-width{w}-25pct-s0"].recipe["learning_rate"] for w in (32, 64, 256)}
+    assert rates == {32: 2e-3, 64: 2e-3, 256: 5e-4}
 
 
 def test_the_table_of_sizes_says_what_is_other_in_it(done: Path) -> None:
