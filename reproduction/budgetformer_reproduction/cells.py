@@ -52,10 +52,12 @@ class Plan:
 
     def source(self, dataset: str, fraction: float = 1.0) -> DataSource:
         """The data of a cell: always the same splits; the seed of a cell is that of its training."""
-        rows = self.scale.training[dataset].rows
-        if fraction != 1:
-            rows = round(fraction * (rows or FULL_ROWS[dataset][0]))
-        return DataSource(dataset, data_dir=self.data_dir, limit=rows)
+        limit = self.scale.training[dataset].rows if fraction == 1 else self.rows(dataset, fraction)
+        return DataSource(dataset, data_dir=self.data_dir, limit=limit)
+
+    def rows(self, dataset: str, fraction: float = 1.0) -> int:
+        """How many training rows a share of a data set has at this scale."""
+        return round(fraction * (self.scale.training[dataset].rows or FULL_ROWS[dataset][0]))
 
     def recipe(self, cell: Cell) -> Recipe:
         tokenizer = "bert-base-uncased" if self.scale.name == "paper" else str(self.tokenizer(cell.dataset))
@@ -93,7 +95,7 @@ class Plan:
         model = {**self.scale.model, **training.model, **cell.model}
         width, inner = model.get("hidden_size", 768), model.get("intermediate_size", 3072)
         layers = model.get("num_hidden_layers", 4)
-        rows = cell.fraction * (training.rows or FULL_ROWS[cell.dataset][0])
+        rows = self.rows(cell.dataset, cell.fraction)
         if cell.variant == TFIDF:
             return float(rows)
         return float(rows * training.epochs * training.max_length * layers * width * (4 * width + 2 * inner))

@@ -92,8 +92,8 @@ _PAPERS_CURVE = [
 
 def _learning_curve(plan: Plan, sizes: list[Twins], widths: Mapping[int, list[Done]]) -> list[schema.Series]:
     """Accuracy by training rows: both models at the scale's width, and dense models of other widths on one share."""
-    usual, most = plan.scale.model.get("hidden_size", 768), plan.scale.training["snli"].rows or _SNLI_ROWS
-    rows = [round(share * most) for share in FRACTIONS[: len(sizes)]]
+    usual = plan.scale.model.get("hidden_size", 768)
+    rows = [plan.rows("snli", share) for share in FRACTIONS[: len(sizes)]]
 
     def series(name: str, x: list[int], every: list[list[Done]]) -> schema.Series:
         known = [(n, accuracy(cells)) for n, cells in zip(x, every, strict=True) if cells]
@@ -102,7 +102,7 @@ def _learning_curve(plan: Plan, sizes: list[Twins], widths: Mapping[int, list[Do
             low=[value.low for _, value in known], high=[value.high for _, value in known],
         )  # fmt: skip
 
-    share = round(plan.scale.width_fraction * most)
+    share = plan.rows("snli", plan.scale.width_fraction)
     others = [series(f"Transformer, width {width}", [share], [cells]) for width, cells in widths.items()
               if width != usual]  # fmt: skip
     return [series(f"Transformer, width {usual}", rows, [size.dense for size in sizes]),
@@ -135,10 +135,9 @@ def _gained_by_width(plan: Plan, widths: Mapping[int, list[Done]]) -> str:
     if len(widths) < 2:
         return ""
     means = [float(np.mean([done.accuracy for done in cells])) for cells in widths.values()]
-    rows = round(plan.scale.width_fraction * (plan.scale.training["snli"].rows or _SNLI_ROWS))
     return (
         f"Widths from {min(widths)} to {max(widths)} differ by at most {100 * (max(means) - min(means)):.1f} points "
-        f"with {rows:,} rows."
+        f"with {plan.rows('snli', plan.scale.width_fraction):,} rows."
     )
 
 
